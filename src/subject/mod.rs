@@ -63,6 +63,16 @@ impl SubjectFault {
     pub fn new(words: impl Into<String>) -> Self {
         Self { words: cut(words.into()), hangs: false, at_start: false, needs_gpu: false }
     }
+
+    /// What went wrong, in `words`, that a GPU could change.
+    pub fn needing_gpu(words: &str) -> Self {
+        Self { needs_gpu: true, ..Self::new(format!("needs a GPU: {words}")) }
+    }
+
+    /// Whether `error` is such a fault.
+    pub fn lacks_gpu(error: &anyhow::Error) -> bool {
+        error.downcast_ref().is_some_and(|fault: &Self| fault.needs_gpu)
+    }
 }
 
 /// The first [`MOST_WORDS`] of a text that a subject may have made.
@@ -291,7 +301,7 @@ fn lacks_memory(error: &anyhow::Error, doing: &str, memory_bytes: u64) -> Option
 fn fault(error: &anyhow::Error, doing: &str, limit: Limit) -> anyhow::Error {
     if let Some(Fault::NotAvailable { needs, has }) = error.downcast_ref() {
         return match needs.as_str() {
-            "a GPU" => SubjectFault { needs_gpu: true, ..SubjectFault::new(format!("needs a GPU: {has}")) }.into(),
+            "a GPU" => SubjectFault::needing_gpu(has).into(),
             // A compiler, which PyTorch names.
             _ => NotGraded(format!("{doing}: {has}; install what is missing")).into(),
         };

@@ -7,6 +7,7 @@ use super::{CaseFile, Comparison, compare};
 use crate::attention::{Attention, IMPLEMENTATIONS, Shape};
 use crate::error::NotGraded;
 use crate::harness::subject::Subject;
+use crate::subject::SubjectFault;
 use crate::subject::attention::{FlashFunction, SubjectAttention};
 
 /// Runs every registered implementation on every device of this machine that it supports.
@@ -38,12 +39,20 @@ pub fn run_subject(case: &CaseFile, subject: &Subject) -> Result<Vec<Comparison>
     let functions = [FlashFunction::PyTorch, FlashFunction::Triton];
     let mut comparisons = Vec::new();
     for function in functions.into_iter().filter(|function| !is_causal || *function == FlashFunction::Triton) {
-        comparisons.extend(run_one(case, &SubjectAttention { subject, function })?);
+        match run_one(case, &SubjectAttention { subject, function }) {
+            // A case has no outcome of its own for this, and what the other function gave is still shown.
+            Err(error) if SubjectFault::lacks_gpu(&error) => {
+                comparisons.push(Comparison::of(function.adapter(), "o", Err(error), case.tolerances()?));
+            }
+            compared => comparisons.extend(compared?),
+        }
     }
     Ok(comparisons)
 }
 
 /// Runs one implementation on the CPU.
+///
+/// Errors: [`NotGraded`]; a subject's function that needs a GPU.
 pub fn run_one(case: &CaseFile, implementation: &dyn Attention) -> Result<Vec<Comparison>> {
     Inputs::of(case)?.run(implementation, Device::Cpu, case.tolerances()?)
 }
@@ -84,7 +93,7 @@ impl<'a> Inputs<'a> {
         Ok(Self { q, k, v, gradient, o, lse, head_dim: shape.d, is_causal: case.meta_as("is_causal")? })
     }
 
-    /// Errors: [`NotGraded`]. Any other one is a failed comparison.
+    /// Errors: [`NotGraded`]; a subject's function that needs a GPU. Any other one is a failed comparison.
     fn run(&self, implementation: &dyn Attention, device: Device, (rtol, atol): (f64, f64)) -> Result<Vec<Comparison>> {
         let name = match device {
             Device::Cpu => implementation.name().to_string(),
@@ -103,7 +112,7 @@ impl<'a> Inputs<'a> {
                     }
                 }
             }
-            Err(error) if NotGraded::of(&error).is_some() => return Err(error),
+            Err(error) if NotGraded::of(&error).is_some() || SubjectFault::lacks_gpu(&error) => return Err(error),
             Err(error) => comparisons.push(Comparison::of(&name, "o", Err(error), (rtol, atol))),
         }
         Ok(comparisons)
@@ -131,6 +140,7 @@ mod tests {
     use super::*;
     use crate::attention::ImplementationName;
     use crate::attention::naive::Naive;
+    use crate::subject::unavailable;
 
     /// A right case with a gradient, made by the definition.
     fn case() -> CaseFile {
@@ -169,6 +179,34 @@ mod tests {
         assert!(failed.iter().all(|c| c.tensor == "dk"));
         case.metadata.insert("is_causal".into(), "false".into());
         assert!(run(&case).unwrap().iter().all(|c| !c.passed));
+    }
+
+    /// Attention that raises where there is no GPU.
+    struct OnGpu;
+
+    impl Attention for OnGpu {
+        fn name(&self) -> &'static str {
+            "on_gpu"
+        }
+
+        fn supports(&self, _: Kind, _: Device, _: i64) -> Result<(), String> {
+            Ok(())
+        }
+
+        fn forward(&self, _: &Tensor, _: &Tensor, _: &Tensor, _: bool) -> Result<(Tensor, Tensor)> {
+            Err(SubjectFault::needing_gpu("the function raises AssertionError").into())
+        }
+
+        fn backward(&self, _: [&Tensor; 6], _: bool) -> Result<[Tensor; 3]> {
+            anyhow::bail!("it has no forward pass")
+        }
+    }
+
+    #[test]
+    fn a_function_that_needs_a_gpu_is_no_failed_comparison() {
+        let error = run_one(&case(), &OnGpu).unwrap_err().context("attention_float32");
+        let reason = unavailable(&error);
+        assert_eq!(reason.as_deref(), Some("needs a GPU: the function raises AssertionError"));
     }
 
     #[test]
