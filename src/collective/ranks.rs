@@ -5,7 +5,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
-use std::net::TcpListener;
+use std::net::{TcpListener, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::OnceLock;
@@ -169,6 +169,7 @@ fn run_ranks(program: &Path, launch: &Launch, input: &Value) -> Result<Vec<Value
     let folder = LockedFolder::new("ranks").context("making a folder for the ranks")?;
     let listener = TcpListener::bind((LOOPBACK, 0)).context("looking for a free port on the loopback interface")?;
     let port = listener.local_addr()?.port();
+    require_loopback(port)?;
     let _store = Store::serve(listener, launch.deadline)?;
     let rank = |rank: usize| -> Result<Rank> {
         let mut command = Command::new(program);
@@ -184,12 +185,19 @@ fn run_ranks(program: &Path, launch: &Launch, input: &Value) -> Result<Vec<Value
     replies.into_iter().enumerate().map(|(rank, reply)| read_reply(rank, reply)).collect()
 }
 
+/// Errors: the loopback interface is down, as in a new network namespace. Ranks would wait for each other until the deadline.
+/// Connecting a datagram socket sends nothing.
+fn require_loopback(port: u16) -> Result<()> {
+    let connected = UdpSocket::bind((LOOPBACK, 0)).and_then(|socket| socket.connect((LOOPBACK, port)));
+    connected.context("ranks cannot reach each other over the loopback interface; run `ip link set lo up`")
+}
+
 fn read_reply(rank: usize, reply: Option<String>) -> Result<Value> {
     let reply = reply.with_context(|| format!("rank {rank} exited with success but sent no result"))?;
     serde_json::from_str(&reply).with_context(|| format!("the result of rank {rank} is not JSON"))
 }
 
-/// torchrun's variables, and the launch's deadline.
+/// torchrun's variables, the launch's deadline, and the interface of [`LOOPBACK`] whatever network the user's shell names.
 fn environment_of(rank: usize, launch: &Launch, port: u16) -> Vec<(&'static str, OsString)> {
     let mut variables: Vec<(&'static str, OsString)> = vec![
         ("RANK", rank.to_string().into()),
@@ -198,6 +206,7 @@ fn environment_of(rank: usize, launch: &Launch, port: u16) -> Vec<(&'static str,
         ("MASTER_PORT", port.to_string().into()),
         (AGENT_STORE, "True".into()),
         (DEADLINE, launch.deadline.as_secs_f64().to_string().into()),
+        ("GLOO_SOCKET_IFNAME", "lo".into()),
     ];
     variables.extend(launch.placement.variables(rank, launch.world_size));
     // As torchrun does: if every rank started one thread for each core, the ranks would slow each other down.
@@ -247,6 +256,13 @@ mod tests {
                 .count(),
             0
         );
+    }
+
+    #[test]
+    fn ranks_of_this_machine_use_its_loopback_interface() {
+        let variables = environment_of(0, &Launch::new("none", 2, Duration::from_secs(5)), 1);
+        let values = variables.iter().filter(|(name, _)| *name == "GLOO_SOCKET_IFNAME").map(|(_, value)| value);
+        assert_eq!(values.collect::<Vec<_>>(), ["lo"]);
     }
 
     #[test]

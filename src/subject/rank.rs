@@ -10,9 +10,9 @@ use serde_json::{Value, json};
 use tch::{Device, Kind, Tensor};
 
 use super::attention::{keep_fault, unusable};
-use super::{Folders, SubjectFault, SubjectProcess, words_of};
+use super::{Folders, SubjectFault, SubjectProcess, unavailable, words_of};
 use crate::collective::{RanksFault, Shared};
-use crate::error::NotGraded;
+use crate::error::{NotGraded, without_frames};
 use crate::harness::subject::{MORE_MEMORY, Subject};
 use crate::model::optim::AdamWOptions;
 use crate::model::toy::{Blueprint, Toy};
@@ -83,7 +83,8 @@ pub struct Trainee {
 impl Trainee {
     /// Runs `launch` with a trainee whose files lie in a folder that is removed afterwards.
     ///
-    /// Errors: [`SubjectFault`] with the words of each rank whose subject failed, where one did; [`NotGraded`].
+    /// Errors: [`SubjectFault`] with the words of each rank whose subject failed, where one did; else [`NotGraded`], or what
+    /// this machine lacks.
     pub fn launch<T>(subject: &Subject, adapter: Adapter, launch: impl FnOnce(&Self) -> Result<T>) -> Result<T> {
         if let Some(fault) = unusable(subject) {
             return Err(fault.into());
@@ -99,7 +100,9 @@ impl Trainee {
                 return NotGraded(format!("{error:#}; {MORE_MEMORY}")).into();
             }
             // A rank that cannot write leaves no words.
-            let Some(fault) = trainee.fault() else { return trainee.folders.require_room().err().unwrap_or(error) };
+            let Some(fault) = trainee.fault() else {
+                return trainee.folders.require_room().err().unwrap_or_else(|| without_words(error));
+            };
             if let Ok(fault) = &fault
                 && fault.at_start
             {
@@ -134,6 +137,14 @@ impl Trainee {
                 ..SubjectFault::new(faults.iter().map(words).collect::<Vec<_>>().join("\n"))
             },
         }))
+    }
+}
+
+/// A failure of ranks that left no words: what a subject does wrong in a call leaves some.
+fn without_words(error: anyhow::Error) -> anyhow::Error {
+    match unavailable(&error) {
+        Some(_) => error,
+        None => NotGraded(without_frames(&format!("{error:#}"))).into(),
     }
 }
 

@@ -28,15 +28,38 @@ fn a_process_that_the_kernel_ends_for_want_of_memory_is_no_fault_of_the_subject(
     let error = ended(true);
     assert!(NotGraded::of(&error).is_some_and(|NotGraded(words)| words.contains("or lower --memory")), "{error:#}");
     assert!(ended(false).is::<SubjectFault>());
+    let error = launched(|_| ranks_fault(true));
+    assert!(NotGraded::of(&error).is_some_and(|NotGraded(words)| words.contains("or lower --memory")), "{error:#}");
+}
+
+fn ranks_fault(out_of_memory: bool) -> anyhow::Error {
+    let words = "rank 1 of 2 exited with status 1".to_string();
+    anyhow::Error::from(RanksFault { words, out_of_memory }).context("training")
+}
+
+/// What becomes of the error of a launch.
+fn launched(fail: impl FnOnce(&rank::Trainee) -> anyhow::Error) -> anyhow::Error {
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("adapters.py"), "").unwrap();
     let subject = Subject::find(folder.path(), 1, 1, 0).unwrap();
-    let launched = |out_of_memory| {
-        let fault = RanksFault { words: "rank 1 of 2 was killed".into(), out_of_memory };
-        let launch = |_: &_| Err(anyhow::Error::from(fault).context("training"));
-        rank::Trainee::launch::<()>(&subject, rank::Adapter::Individual { lr: 0.1 }, launch).unwrap_err()
-    };
-    assert!(NotGraded::of(&launched(true)).is_some() && NotGraded::of(&launched(false)).is_none());
+    let launch = |trainee: &rank::Trainee| Err(fail(trainee));
+    rank::Trainee::launch::<()>(&subject, rank::Adapter::Individual { lr: 0.1 }, launch).unwrap_err()
+}
+
+#[test]
+fn ranks_that_fail_without_words_of_a_subject_cost_it_no_points() {
+    let error = launched(|_| ranks_fault(false));
+    let NotGraded(words) = NotGraded::of(&error).unwrap();
+    assert!(words.contains("training: rank 1 of 2 exited with status 1") && !words.contains("--memory"), "{words}");
+    let error = launched(|trainee| {
+        let fault = Err::<(), _>(SubjectFault::new("its process ended").into());
+        assert!(rank::left(&trainee.faults.join("rank 1"), fault).is_err());
+        ranks_fault(false)
+    });
+    assert!(error.is::<SubjectFault>() && error.to_string() == "its process ended", "{error:#}");
+    let error = launched(|_| Fault::NotAvailable { needs: "2 GPUs".into(), has: "none".into() }.into());
+    assert!(NotGraded::of(&error).is_none(), "{error:#}");
+    assert_eq!(unavailable(&error).as_deref(), Some("needs 2 GPUs, has none"));
 }
 
 #[test]

@@ -68,6 +68,7 @@ const TESTS: &[(&str, Body)] = &[
     ("a_stopped_far_rank_is_told_from_a_lost_one", a_stopped_rank),
     ("a_wrong_address_is_named_by_every_rank_without_a_stack", a_wrong_address),
     ("an_interface_that_leads_to_no_other_host_ends_both_ranks", a_wrong_interface),
+    ("a_launch_without_a_loopback_interface_ends_at_once", a_launch_without_loopback),
     ("another_version_on_the_far_host_ends_both_ranks", another_version),
     ("another_task_on_the_far_host_ends_both_ranks", another_task),
     ("doctor_names_the_pair_that_a_firewall_parts", doctor_behind_a_firewall),
@@ -175,6 +176,13 @@ fn a_wrong_interface(hosts: &Hosts, folder: &Path) -> Result<()> {
     );
     fails_with(far, &["rank 1 on far (192.168.99.2) of 2 ranks failed; rank 0 on near (192.168.99.1) has ", remedy])?;
     ended
+}
+
+fn a_launch_without_loopback(hosts: &Hosts, folder: &Path) -> Result<()> {
+    hosts.0[0].ip("link set lo down")?;
+    let mut command = hosts.rank(0, &[]);
+    command.args(["launch", "--world-size", "2", "--task", selftest::TASK.name]);
+    fails_with(Process::start(&mut command, folder.join("launch.output"))?, &["the loopback interface"])
 }
 
 fn a_rank_that_never_comes(hosts: &Hosts, folder: &Path) -> Result<()> {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use cs336::checks::fault_test::{self, RankFault, pids};
 use cs336::checks::faulty_runs::{
-    Process, by_hand, fault_ends_by, input, none_left, says, selftest, the_next_run_works,
+    Process, by_hand, fault_ends_by, input, none_left, says, selftest, the_next_run_works, write_input,
 };
 use cs336::collective::Backend;
 use cs336::collective::ranks::{Launch, launch_program};
@@ -82,13 +82,14 @@ pub fn trials() -> Vec<Trial> {
     let fault = |&(fault, expected): &'static (RankFault, &'static [&str])| {
         trial(name(fault), Box::new(move || fault_ends_the_run(fault, expected)))
     };
-    let others: [(&str, Body); 11] = [
+    let others: [(&str, Body); 12] = [
         ("exit_before_the_ranks_meet", exit_before_the_ranks_meet),
         ("wrong_world_size", wrong_world_size),
         ("port_taken", port_taken),
         ("a_missing_rank_is_named", a_missing_rank_is_named),
         ("an_unknown_task_is_named", an_unknown_task_is_named),
         ("doctor_examines_two_ranks", doctor_examines_two_ranks),
+        ("ranks_of_one_machine_ignore_the_network_that_its_shell_names", a_network_that_the_shell_names),
         ("ctrl_c", || signal_ends_a_launch("INT")),
         ("sigterm", || signal_ends_a_launch("TERM")),
         ("a_killed_supervisor_takes_its_ranks_along", a_killed_supervisor_takes_its_ranks_along),
@@ -206,6 +207,17 @@ fn doctor_examines_two_ranks() -> Result<()> {
             ", expected ",
         ],
     )
+}
+
+fn a_network_that_the_shell_names() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let mut command = Command::new(PROGRAM);
+    command.args(["launch", "--world-size", "2", "--task", fault_test::TASK.name, "--input"]);
+    command.arg(write_input(RankFault::None, folder.path())?).env("GLOO_SOCKET_IFNAME", "nope0");
+    let output = command.output()?;
+    ensure!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    ensure!(serde_json::from_slice::<Value>(&output.stdout)? == json!([3.0, 3.0]), "{:?}", output.stdout);
+    Ok(())
 }
 
 /// On Ctrl-C and SIGTERM the supervisor reports the ranks' state, ends them, and exits with 130.
