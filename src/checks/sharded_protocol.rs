@@ -26,6 +26,8 @@ use crate::subject::rank::SubjectRank;
 use crate::torch::Generator;
 use crate::torch::autograd::backward;
 
+mod conditioning;
+
 pub const TASK: RankTask = RankTask { name: "sharded_optimizer_protocol", run: on_rank };
 
 pub const STEPS: i64 = 10;
@@ -152,8 +154,8 @@ pub fn train<L: ShardedLearner>(
             freeze(&later, false)?;
             replica.join_second_group()?;
         }
-        let x = generator.rand(&[ROWS, case.blueprint.d_in()], Kind::Float)?.f_to_device(device)?;
-        let y = generator.rand(&[ROWS, case.blueprint.d_out()], Kind::Float)?.f_to_device(device)?;
+        let [x, y] = case.rows(&generator)?;
+        let (x, y) = (x.f_to_device(device)?, y.f_to_device(device)?);
         single.zero_grad();
         squared_error(&single, &x, &y)?;
         first_adamw.step(first)?;
@@ -181,6 +183,12 @@ pub fn train<L: ShardedLearner>(
 }
 
 impl ShardedCase {
+    /// `x` and `y` of the next step, on the generator's device.
+    fn rows(&self, generator: &Generator) -> Result<[Tensor; 2]> {
+        let x = generator.rand(&[ROWS, self.blueprint.d_in()], Kind::Float)?;
+        Ok([x, generator.rand(&[ROWS, self.blueprint.d_out()], Kind::Float)?])
+    }
+
     /// The parameters of the first group, and the trained ones of the second.
     fn groups<'a>(&self, network: &'a Toy) -> (&'a [Named], Vec<Named>) {
         let all = network.named_parameters();

@@ -14,6 +14,7 @@ use super::protocol::{LEARNING_RATE, Report, TrainingCase, Trial, Zeroing, run_c
 use super::sharded_protocol::{self, ADAMW, Seen, ShardedCase};
 use crate::collective::Shared;
 use crate::collective::ranks::{Launch, RankTask, launch, parse_input};
+use crate::error::NotGraded;
 use crate::harness::problem::Verdict;
 use crate::harness::subject::Subject;
 use crate::model::toy::Blueprint;
@@ -119,6 +120,8 @@ pub fn sharded(subject: &Subject, blueprint: &Blueprint) -> Result<Verdict> {
         seed: subject.seed_for(400),
         ..ShardedCase::official(blueprint.clone(), Options { bucket_size_mb: 1.0 })
     };
+    let case = case.well_conditioned(SHARDED_TOLERANCES);
+    let case = case.map_err(|error| NotGraded::while_doing("drawing the case of a sharded optimizer", error))?;
     let adapter = Adapter::Sharded(ADAMW);
     let trial = Trial { trainer: adapter.name().into(), cases: vec![case.clone()] };
     let seen: Vec<Seen> = on_ranks(subject, adapter, Work::Sharded(case))?;

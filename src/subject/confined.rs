@@ -58,6 +58,9 @@ const INHERITED: &[&str] = &[
     "NCCL_SHM_DISABLE",
     "NCCL_CUMEM_ENABLE",
     "OMP_NUM_THREADS",
+    // They choose how products round.
+    "MKL_CBWR",
+    "ATEN_CPU_CAPABILITY",
     "TORCHDYNAMO_DISABLE",
     "TRITON_INTERPRET",
 ];

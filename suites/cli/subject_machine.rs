@@ -106,6 +106,19 @@ fn a_subject_is_told_of_no_program_that_it_may_not_execute() {
 }
 
 #[test]
+fn the_products_of_a_subject_round_as_ours_do() {
+    let graded = Graded::new();
+    let asks = "import os, torch\n\n\nclass Asks(torch.autograd.Function):\n    @staticmethod\n    def forward(ctx, *_):\n\
+                \x20       raise ValueError(f\"{os.environ['MKL_CBWR']} {torch.get_float32_matmul_precision()}\")\n\n\n\
+                def get_flashattention_autograd_function_pytorch():\n    torch.set_float32_matmul_precision('medium')\n\
+                \x20   return Asks\n";
+    let folder = graded.write("asks", asks);
+    let mut grading = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap(), "--check", "official_protocol"]);
+    let said = output_text(&grading.env("MKL_CBWR", "COMPATIBLE").output().unwrap());
+    assert!(said.contains(": COMPATIBLE highest"), "{said}");
+}
+
+#[test]
 fn a_folder_for_temporary_files_that_the_subject_may_read_is_refused() {
     let graded = Graded::new();
     let folder = graded.add("cheats", "cheats", "trick.txt", "reads_the_other_ranks");

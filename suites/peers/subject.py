@@ -180,7 +180,10 @@ class Subject:
 
         def call(*arguments: object, **named: object) -> object:
             with self.calling(name):
-                return adapter(*arguments, **named)
+                result = adapter(*arguments, **named)
+            # What a subject sets at an import would round its products to fewer bits than those that it is compared with.
+            torch.set_float32_matmul_precision("highest")
+            return result
 
         return call
 
