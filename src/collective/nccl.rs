@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result, bail, ensure};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::environment::Environment;
 use super::flight_recorder::call_name;
@@ -64,6 +64,18 @@ pub fn version() -> Result<String> {
     Ok(format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
 }
 
+/// The GPU of a local rank.
+///
+/// Errors: [`crate::error::Fault::NotAvailable`].
+fn device_of(local_rank: usize) -> Result<Device> {
+    torch::cuda_device(local_rank).with_context(|| {
+        format!(
+            "local rank {local_rank} computes on GPU {local_rank}; if its launcher gives each task a GPU of its own, give \
+             every task all GPUs of its node instead (--gpus-per-node)"
+        )
+    })
+}
+
 impl Nccl {
     /// Connects to the other ranks through their store, each with the GPU of its local rank.
     ///
@@ -74,7 +86,7 @@ impl Nccl {
         let &Environment { rank, local_rank, world_size, timeout, .. } = environment;
         let (name, value) = NVLS;
         ensure!(std::env::var_os(name).is_some(), "{name} is not set: set it to {value} before this process starts");
-        let device = torch::cuda_device(local_rank)?;
+        let device = device_of(local_rank)?;
         make_current(device)?;
         let id = exchange(store, rank, || library::Api::get()?.unique_id())?;
         let communicator = Arc::new(Communicator::form(Membership { id, rank, world_size, device, timeout })?);
@@ -245,9 +257,18 @@ impl Drop for Nccl {
 mod tests {
     use std::net::TcpListener;
 
-    use tch::Device;
-
     use super::*;
+    use crate::error::{Fault, fault_of};
+
+    #[test]
+    fn a_gpu_that_a_local_rank_lacks_is_a_typed_fault_with_the_remedy() {
+        let error = device_of(63).unwrap_err();
+        assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{error:#}");
+        assert!(
+            error.to_string().contains("local rank 63") && error.to_string().contains("--gpus-per-node"),
+            "{error}"
+        );
+    }
 
     #[test]
     fn rank_0s_id_reaches_the_others_and_an_id_of_another_size_is_refused() {

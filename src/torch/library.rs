@@ -64,16 +64,20 @@ pub fn cuda_device(index: usize) -> Result<Device> {
 
 /// A CUDA device's index for the shim.
 pub(super) fn cuda_index(device: Device) -> Result<i8> {
-    let missing = |has| Fault::NotAvailable { needs: format!("a CUDA GPU (asked for {device:?})"), has };
     let Device::Cuda(index) = device else {
-        return Err(missing(format!("{device:?}")).into());
+        return Err(Fault::NotAvailable { needs: "a CUDA GPU".into(), has: format!("{device:?}") }.into());
     };
     load_cuda()?;
     let count = usize::try_from(Cuda::device_count()).unwrap_or(0);
     if index < count {
         return i8::try_from(index).context("CUDA device index");
     }
-    Err(missing(format!("{count} CUDA GPUs")).into())
+    Err(lacks_gpu(index, count).into())
+}
+
+fn lacks_gpu(index: usize, count: usize) -> Fault {
+    let has = if count == 1 { "1 GPU".to_string() } else { format!("{count} GPUs") };
+    Fault::NotAvailable { needs: format!("GPU {index} (the first is GPU 0)"), has }
 }
 
 /// The version of the library that is loaded, as `"2.11.0"`; it may differ from the one that this program was built
@@ -152,6 +156,7 @@ mod tests {
     fn a_missing_gpu_is_a_typed_fault() {
         let error = cuda_device(63).unwrap_err();
         assert!(matches!(fault_of(&error), Some(Fault::NotAvailable { .. })), "{error:#}");
+        assert_eq!(lacks_gpu(1, 1).to_string(), "not available: needs GPU 1 (the first is GPU 0), has 1 GPU");
         assert_eq!(cuda_version().is_some(), load_cuda().is_ok());
         assert_eq!(cudnn_version().is_some(), load_cuda().is_ok());
     }

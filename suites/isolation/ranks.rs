@@ -82,13 +82,14 @@ pub fn trials() -> Vec<Trial> {
     let fault = |&(fault, expected): &'static (RankFault, &'static [&str])| {
         trial(name(fault), Box::new(move || fault_ends_the_run(fault, expected)))
     };
-    let others: [(&str, Body); 12] = [
+    let others: [(&str, Body); 13] = [
         ("exit_before_the_ranks_meet", exit_before_the_ranks_meet),
         ("wrong_world_size", wrong_world_size),
         ("port_taken", port_taken),
         ("a_missing_rank_is_named", a_missing_rank_is_named),
         ("an_unknown_task_is_named", an_unknown_task_is_named),
         ("doctor_examines_two_ranks", doctor_examines_two_ranks),
+        ("doctor_says_that_a_single_rank_has_no_other_to_reach", doctor_of_one_rank),
         ("ranks_of_one_machine_ignore_the_network_that_its_shell_names", a_network_that_the_shell_names),
         ("ctrl_c", || signal_ends_a_launch("INT")),
         ("sigterm", || signal_ends_a_launch("TERM")),
@@ -207,6 +208,18 @@ fn doctor_examines_two_ranks() -> Result<()> {
             ", expected ",
         ],
     )
+}
+
+/// As where a launcher has made a run of each task.
+fn doctor_of_one_rank() -> Result<()> {
+    let mut command = Command::new(PROGRAM);
+    command.args(["doctor", "--ranks", "--backend", "gloo", "--large", "4"]);
+    command.envs([("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "1"), ("CS336_DEADLINE_S", "60")]);
+    command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", "29500")]).env_remove(PARENT);
+    let output = command.output()?;
+    let message = String::from_utf8(output.stderr)?;
+    ensure!(output.status.code() == Some(1) && output.stdout.is_empty(), "{}: {message}", output.status);
+    says(&message, &["this run has one rank, and so no other rank to reach", "srun --ntasks 2"])
 }
 
 fn a_network_that_the_shell_names() -> Result<()> {

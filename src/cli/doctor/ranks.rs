@@ -2,7 +2,7 @@
 
 use std::time::SystemTime;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::json;
@@ -62,12 +62,16 @@ impl Arguments {
 /// Every rank measures; rank 0 prints.
 ///
 /// # Errors
-/// As those of [`arrive`] and [`connect`]: they name the rank, the host and the setting.
+/// A run of one rank; those of [`arrive`] and [`connect`], which name the rank, the host and the setting.
 pub fn run(arguments: &Arguments) -> Result<Ended> {
     let default = if torch::cuda_device(0).is_ok() { Backend::Nccl } else { Backend::Gloo };
     let backend = arguments.backend.unwrap_or(default);
     keep_multicast_off(backend)?;
     let environment = Environment::read()?;
+    ensure!(
+        environment.world_size > 1,
+        "this run has one rank, and so no other rank to reach; start two or more ranks as one run, as `srun --ntasks 2` does"
+    );
     let large = arguments.large.unwrap_or(if backend == Backend::Nccl { 1000 } else { 100 }) * MB as u64;
     let settings = settings("doctor --ranks", Some(&json!({ "large": large })));
     let (store, peers) = arrive(&environment, backend, &settings)?;
