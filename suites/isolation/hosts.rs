@@ -13,11 +13,12 @@ use cs336::model::toy::Blueprint;
 use cs336::parallel::overlap_bucketed;
 use cs336::parallel::trainer::ZERO1;
 use cs336::problems::optimizer_state_sharding;
-use cs336::process::wait_until;
+use cs336::process::{PARENT, wait_until};
 use libtest_mimic::{Completion, Trial};
 use serde_json::{Value, json};
 
-use crate::namespaces::{Hosts, are_permitted, run};
+use crate::namespaces::{Hosts, UNSHARE, are_permitted, run};
+use crate::processes::PROGRAM;
 
 /// An address of the same network that no host has.
 const NOBODY: &str = "192.168.99.77";
@@ -178,9 +179,10 @@ fn a_wrong_interface(hosts: &Hosts, folder: &Path) -> Result<()> {
     ended
 }
 
-fn a_launch_without_loopback(hosts: &Hosts, folder: &Path) -> Result<()> {
-    hosts.0[0].ip("link set lo down")?;
-    let mut command = hosts.rank(0, &[]);
+/// In a new namespace, whose loopback interface is down.
+fn a_launch_without_loopback(_: &Hosts, folder: &Path) -> Result<()> {
+    let mut command = Command::new("unshare");
+    command.args(UNSHARE).arg(PROGRAM).env_remove(PARENT);
     command.args(["launch", "--world-size", "2", "--task", selftest::TASK.name]);
     fails_with(Process::start(&mut command, folder.join("launch.output"))?, &["the loopback interface"])
 }

@@ -31,7 +31,7 @@ const NEAR: &str = "192.168.99.1";
 const FAR: &str = "192.168.99.2";
 
 /// Becomes root of a user namespace, which may make the others without being root outside.
-const UNSHARE: [&str; 3] = ["--user", "--map-root-user", "--net"];
+pub const UNSHARE: [&str; 3] = ["--user", "--map-root-user", "--net"];
 
 /// Fails with the reason where this program may not make namespaces.
 pub fn are_permitted() -> Result<()> {
