@@ -45,6 +45,11 @@
 //   6. The whole steps of entry 4 on one H200, medians of 30 or 31 steps, twice each in turns, over cuBLASLt's alone: at 2,048 tokens
 //      small 0.991, medium 0.998, large 1.006, XL 0.995, 2.7B 0.988; at 4,096 0.993, 0.993, 0.995, 0.990 and 0.992. What differs
 //      by less than a hundredth is noise between the two turns of one.
+//   7. Next: data gradients that are 1,600 wide, W read across (tiles of 160 columns, panels of 32), and the tiles of the last round,
+//      which are too few for all clusters, split along their sums: each part but the last writes its sums to memory, the last one
+//      adds them in order, so that blocks wait only for earlier ones. With 12,800 inner a round took 83 us in entry 5. Predicted
+//      1.25 rounds and 107 us at 2,048 rows (cuBLAS 126), 2.5 rounds and 214 us at 4,096 (253): 1.0 and 2 ms a step of XL. On an
+//      H100 at its power limit cuBLAS's took 304 mJ a call, and the gates' forward product, as large, 267.
 //
 // Set by src/model/fused/own_products.rs: PRODUCT_COLUMNS, PRODUCT_GATED, PRODUCT_CLUSTER (blocks of a cluster: 1 or 2),
 // PRODUCT_STAGES.

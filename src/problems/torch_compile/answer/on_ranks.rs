@@ -8,7 +8,7 @@ use super::cases::{RanksCase, machines};
 use super::times;
 use crate::bench::all_reduce::RankTimes;
 use crate::bench::steps_on_ranks::{Params, Row};
-use crate::harness::answer::format::{grouped, listed, time};
+use crate::harness::answer::format::{grouped, time};
 use crate::harness::answer::{
     Answer, Cell, Claim, Emphasis, Quantity, Range, RecordSet, Records, Style, Table, Turns, Unit,
 };
@@ -104,15 +104,12 @@ pub fn unmeasured(records: &Records, set: &RecordSet) -> Vec<Params> {
 pub fn table(answer: &mut Answer, id: &str, set: &RecordSet, cases: &[RanksCase], planned: &[Params]) -> Result<()> {
     let recorded = cases.iter().map(|case| (case.params, Some(case)));
     let mut lines: Vec<(&Params, Option<&RanksCase>)> = recorded.chain(planned.iter().map(|p| (p, None))).collect();
-    lines.sort_by_key(|(p, _)| (p.world_size, p.pytorch));
+    lines.sort_by_key(|(p, _)| p.pytorch);
     let Some((first, _)) = lines.first() else { return Ok(()) };
     let (p, machine) = (*first, machines(set, cases));
-    let mut ranks: Vec<String> = lines.iter().map(|(p, _)| p.world_size.to_string()).collect();
-    ranks.dedup();
     let cell = |case: &Option<&RanksCase>, times| case.map_or_else(|| Cell::text(NOT_MEASURED), |c| c.cell_of(times));
     let ratio = |case: &Option<&RanksCase>, under| case.and_then(|case| case.ratio_cell(BUCKETS, under));
     let table = Table::of(lines)
-        .number("ranks", Style::Grouped, 0, |(p, _)| p.world_size as f64)
         .text("PyTorch's form", |(p, _)| p.pytorch.name())
         .right("single (ms)", move |(_, c)| cell(c, SINGLE))
         .right("buckets (ms)", move |(_, c)| cell(c, BUCKETS))
@@ -127,7 +124,7 @@ pub fn table(answer: &mut Answer, id: &str, set: &RecordSet, cases: &[RanksCase]
             "Whole steps on {} ranks over {}: {}, context {}, batch {} on each rank, {}, buckets of {} MB, {} attention; {machine}. \
              Single is our step without communication on all ranks at the same time; with shares, each rank steps its own \
              (ZeRO-1, in buckets). Median of {} turns of {} steps, each step as long as its last rank takes. † marks a time or ratio whose turns differ by more than 5 %.",
-            listed(&ranks),
+            p.world_size,
             p.backend.title(),
             p.size.size().name,
             grouped(p.context_length as f64, 0),
@@ -169,7 +166,7 @@ mod tests {
             assert!(sharded[under].to_string().contains(ratio), "{sharded}");
         }
         let table = answer.tables()["ranks"].markdown();
-        assert!(table.contains("| 2 | DDP | 40.0 | 50.0 | 60.0 | 44.0 | 100 | 1.25 | 0.50 |"), "{table}");
+        assert!(table.contains("| DDP | 40.0 | 50.0 | 60.0 | 44.0 | 100 | 1.25 | 0.50 |"), "{table}");
         let slower = answered(gpu().measured("ranks", &params("compiled"), &row(0.050, 0.050)));
         assert_eq!(slower.holds("our-ranks-are-faster"), Some(false), "a tie is no less");
         let failed = answered(MadeUp::gpu("torch_compile").failed("ranks", &params("eager")));
