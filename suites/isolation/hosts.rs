@@ -33,6 +33,11 @@ const TESTS: &[(&str, Body)] = &[
         ensure!(results.iter().all(|result| result["backend"] == "gloo"), "{results:?}");
         Ok(())
     }),
+    ("selftest_of_six_ranks_on_two_hosts", |hosts, folder| {
+        let results: Vec<Value> = hosts.results_of_six(folder, selftest::TASK.name, &Value::Null)?;
+        ensure!(results.iter().all(|result| result["backend"] == "gloo"), "{results:?}");
+        Ok(())
+    }),
     ("a_bucketed_step_on_two_hosts_is_that_of_a_single_process", |hosts, folder| {
         let trial = official(overlap_bucketed::STRATEGY.name, &Blueprint::toy(), &[0.0016]);
         let reports: Vec<Vec<Report>> =

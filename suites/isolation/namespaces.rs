@@ -105,7 +105,11 @@ impl Hosts {
 
     /// This program as a rank on its host, with torchrun's variables; `more` comes last.
     pub fn rank(&self, rank: usize, more: &[(&str, &str)]) -> Command {
-        let mut command = self.0[rank].command(PROGRAM);
+        self.rank_on(rank, rank, more)
+    }
+
+    fn rank_on(&self, host: usize, rank: usize, more: &[(&str, &str)]) -> Command {
+        let mut command = self.0[host].command(PROGRAM);
         let numbers = [("RANK", rank), ("WORLD_SIZE", 2), ("LOCAL_RANK", 0), ("LOCAL_WORLD_SIZE", 1)];
         command.envs(numbers.map(|(name, value)| (name, value.to_string())));
         command.envs([("MASTER_ADDR", NEAR), ("MASTER_PORT", "29500"), ("CS336_DEADLINE_S", "30")]);
@@ -122,11 +126,33 @@ impl Hosts {
         input: &Value,
         more: &[(&str, &str)],
     ) -> Result<Process> {
+        self.start_on(rank, folder, rank, task, input, more)
+    }
+
+    fn start_on(
+        &self,
+        host: usize,
+        folder: &Path,
+        rank: usize,
+        task: &str,
+        input: &Value,
+        more: &[(&str, &str)],
+    ) -> Result<Process> {
         let file = folder.join(format!("{rank}.input"));
         std::fs::write(&file, serde_json::to_vec(input)?)?;
-        let mut command = self.rank(rank, more);
+        let mut command = self.rank_on(host, rank, more);
         command.args(["rank", "--task", task, "--input"]).arg(file).arg("--output").arg(folder.join("results.json"));
         Process::start(&mut command, folder.join(format!("{rank}.output")))
+    }
+
+    /// The results of six ranks, three on each host.
+    pub fn results_of_six<R: DeserializeOwned>(&self, folder: &Path, task: &str, input: &Value) -> Result<Vec<R>> {
+        let start = |rank: usize| {
+            let local = (rank % 3).to_string();
+            let numbers = [("WORLD_SIZE", "6"), ("LOCAL_RANK", &local), ("LOCAL_WORLD_SIZE", "3")];
+            self.start_on(rank / 3, folder, rank, task, input, &numbers)
+        };
+        results((0..6).map(start).collect::<Result<_>>()?, folder)
     }
 
     /// The results of both ranks; rank 0 has the variables `of_rank_0` too.
@@ -138,13 +164,7 @@ impl Hosts {
         of_rank_0: &[(&str, &str)],
     ) -> Result<Vec<R>> {
         let ranks = [self.start(folder, 0, task, input, of_rank_0)?, self.start(folder, 1, task, input, &[])?];
-        for rank in ranks {
-            let (status, message) = rank.ended()?;
-            ensure!(status.success(), "{status}: {message}");
-        }
-        let results: Vec<R> = serde_json::from_slice(&std::fs::read(folder.join("results.json"))?)?;
-        ensure!(results.len() == 2, "{} results of two ranks", results.len());
-        Ok(results)
+        results(ranks.into(), folder)
     }
 
     /// Starts two ranks that sum until a sum fails, and waits until both have summed once.
@@ -159,4 +179,16 @@ impl Hosts {
         }
         Ok(ranks)
     }
+}
+
+/// What ranks that must all succeed have left, one result for each.
+fn results<R: DeserializeOwned>(ranks: Vec<Process>, folder: &Path) -> Result<Vec<R>> {
+    let count = ranks.len();
+    for rank in ranks {
+        let (status, message) = rank.ended()?;
+        ensure!(status.success(), "{status}: {message}");
+    }
+    let results: Vec<R> = serde_json::from_slice(&std::fs::read(folder.join("results.json"))?)?;
+    ensure!(results.len() == count, "{} results of {count} ranks", results.len());
+    Ok(results)
 }
