@@ -10,7 +10,7 @@ use crate::harness::answer::{RecordSet, Records};
 use crate::harness::manifest::{is_bundle, restoring};
 use crate::harness::plan::{Scope, staleness};
 use crate::harness::problem::Problem;
-use crate::harness::record::{Outcome, Profile};
+use crate::harness::record::Profile;
 use crate::harness::store::Layout;
 use crate::harness::suite::{self, Suite};
 use crate::printable::indented;
@@ -158,7 +158,7 @@ pub fn unattested(layout: &Layout, problem: &'static Problem) -> Result<Option<S
 fn missing(suite: &Suite, records: &Records, name: &str) -> Option<String> {
     let covered = |profile: Profile, records: &Option<RecordSet>| {
         let Some(records) = records else { return false };
-        let fine = |c: &crate::harness::record::CaseRecord| !matches!(c.outcome, Outcome::Failed { .. });
+        let fine = |c: &crate::harness::record::CaseRecord| c.outcome.failure().is_none();
         records.stale.is_empty() && suite.cases(profile).all(|(_, params)| records.file.case(params).is_some_and(fine))
     };
     let any = covered(Profile::Gpu, &records.gpu) || covered(Profile::Cpu, &records.cpu);

@@ -86,7 +86,7 @@ fn in_plain_words(error: &str) -> String {
     const UNTAGGED: &str = "data did not match any variant of untagged enum ";
     const OBJECTS: &[&str] =
         &["internally tagged enum ", "adjacently tagged enum ", "enum ", "struct variant ", "struct "];
-    let of_name = |c: char| c.is_alphanumeric() || c == '_';
+    let of_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | ':');
     if let Some((before, after)) = error.split_once(UNTAGGED) {
         return format!("{before}it has none of the known forms{}", after.trim_start_matches(of_name));
     }
@@ -129,6 +129,7 @@ mod tests {
                 "invalid type: null, expected an object with 3 elements",
             ),
             ("invalid type: null, expected internally tagged enum Outcome", "invalid type: null, expected an object"),
+            ("invalid type: null, expected struct variant Row::A", "invalid type: null, expected an object"),
             ("invalid type: integer `1`, expected variant identifier", "invalid type: integer `1`, expected a name"),
             ("data did not match any variant of untagged enum AnyRow", "it has none of the known forms"),
             ("expected `,` or `}` at line 1 column 3", "expected `,` or `}` at line 1 column 3"),

@@ -139,7 +139,7 @@ pub fn write(dir: &Path, rendered: &Rendered, pdf: Option<&[u8]>) -> Result<()> 
     for (path, svg) in &rendered.figures {
         write_atomically(&dir.join(path), svg)?;
     }
-    let is_own = !figures.is_symlink();
+    let is_own = !figures.is_symlink() && !dir.is_symlink();
     for entry in std::fs::read_dir(&figures).with_context(|| format!("listing {}", shown_path(&figures)))? {
         let path = entry?.path();
         let is_wanted = rendered.figures.iter().any(|(figure, _)| dir.join(figure) == path);

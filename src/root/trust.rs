@@ -64,18 +64,22 @@ fn folders_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
     entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
 }
 
-/// Whether git may be asked about `root`: that it or a folder above it has a repository. Git runs what a repository's configuration
-/// names.
+/// Whether git may be asked about `root`: that it or a folder above it has a repository, and not only an entry that leads nowhere,
+/// as that of a worktree copied alone. Git runs what a repository's configuration names.
 ///
 /// Errors: another user owns that configuration or can write to it, unless `$CS336_ROOT` names the tree.
 pub fn require_own_repository(root: &Path) -> Result<bool> {
     let mut entries = root.ancestors().map(|folder| folder.join(".git"));
     let Some(entry) = entries.find(|entry| entry.symlink_metadata().is_ok()) else { return Ok(false) };
+    let folders = git_folders(&entry);
+    if !folders.iter().all(|folder| folder.is_dir()) {
+        return Ok(false);
+    }
     if named().is_none() {
         let remedy = remedy(root);
         let trusted = Trusted::of(root, holds_the_program(root))?;
         trusted.require(&entry, 0, &remedy)?;
-        for folder in git_folders(&entry) {
+        for folder in folders {
             let parts = ["", "commondir", "config", "config.worktree"].map(|name| folder.join(name));
             parts.iter().filter(|part| part.exists()).try_for_each(|part| trusted.require(part, 0, &remedy))?;
             let real = fs::canonicalize(&folder).with_context(|| format!("following {}", shown_path(&folder)))?;
@@ -257,6 +261,8 @@ mod tests {
             }
             set_mode(&part, own_mode);
         }
+        fs::write(linked.join(".git"), "gitdir: /nowhere/.git/worktrees/b\n").unwrap();
+        assert!(!require_own_repository(&linked).unwrap());
         // A bare repository, which anybody can put into a folder such as /tmp.
         fs::remove_dir_all(&shared).unwrap();
         fs::write(root.join("HEAD"), "ref: refs/heads/main").unwrap();

@@ -95,7 +95,8 @@ impl<'a> Sets<'a> {
 }
 
 fn outcome(case: &CaseRecord) -> &'static str {
-    match case.outcome {
+    match &case.outcome {
+        failed if failed.failure().is_some() => "failed",
         Outcome::Measured { .. } => "measured",
         Outcome::OutOfMemory { .. } => "out of memory",
         Outcome::NotRun { .. } => "not run",
