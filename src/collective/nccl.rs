@@ -70,8 +70,8 @@ pub fn version() -> Result<String> {
 fn device_of(local_rank: usize) -> Result<Device> {
     torch::cuda_device(local_rank).with_context(|| {
         format!(
-            "local rank {local_rank} computes on GPU {local_rank}; if its launcher gives each task a GPU of its own, give \
-             every task all GPUs of its node instead (--gpus-per-node)"
+            "local rank {local_rank} computes on GPU {local_rank}. Give every task all GPUs of its node (--gpus-per-node), not one \
+             GPU for each task"
         )
     })
 }

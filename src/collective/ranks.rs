@@ -18,6 +18,7 @@ use serde_json::Value;
 use super::environment::{AGENT_STORE, DEADLINE, LOOPBACK};
 use super::flight_recorder::FLIGHT_RECORD;
 use super::nccl::{self, NVLS};
+use super::network::LOOPBACK_INTERFACE;
 use super::supervisor::{Rank, supervise};
 use super::{Backend, Shared};
 use crate::error::Fault;
@@ -206,7 +207,7 @@ fn environment_of(rank: usize, launch: &Launch, port: u16) -> Vec<(&'static str,
         ("MASTER_PORT", port.to_string().into()),
         (AGENT_STORE, "True".into()),
         (DEADLINE, launch.deadline.as_secs_f64().to_string().into()),
-        ("GLOO_SOCKET_IFNAME", "lo".into()),
+        ("GLOO_SOCKET_IFNAME", LOOPBACK_INTERFACE.into()),
     ];
     variables.extend(launch.placement.variables(rank, launch.world_size));
     // As torchrun does: if every rank started one thread for each core, the ranks would slow each other down.

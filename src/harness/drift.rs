@@ -180,9 +180,6 @@ pub fn acceptable(
     ensure!(missing == 0, "{name}: {missing} of {expected} cases are not measured; `cs336 measure {name} --resume`");
     let why_stale = staleness(layout, problem, suite, local.profile)?;
     for case in &local.cases {
-        if let Some(error) = case.outcome.failure() {
-            bail!("{name}: the case {} failed ({error}); fix it, then `cs336 measure {name} --resume`", case.params);
-        }
         let before = accepted.and_then(|file| file.case(&case.params));
         match (&case.outcome, before.map(|old| &old.outcome)) {
             (Outcome::NotRun { needs, has, .. }, Some(Outcome::Measured { .. })) => bail!(
@@ -194,11 +191,15 @@ pub fn acceptable(
                 case.params
             ),
             (Outcome::Measured { row: new }, Some(Outcome::Measured { row: old }))
-                if let Some((path, kind)) = lost_measurement("", old, Some(new), of_same_code(case, before)) =>
+                if let Some((path, kind)) =
+                    lost_measurement("", old, Some(new), before.is_some_and(|old| of_same_code(case, old))) =>
             {
                 bail!("{name}: the case {} was measured in {path} before and is {kind:?} there now", case.params)
             }
             _ => {}
+        }
+        if let Some(error) = case.outcome.failure() {
+            bail!("{name}: the case {} failed ({error}); fix it, then `cs336 measure {name} --resume`", case.params);
         }
         require_same_bound(name, case, before)?;
         if let Some(reason) = why_stale(case) {
@@ -214,7 +215,7 @@ pub fn require_same_bounds(local: &RecordFile, accepted: &RecordFile) -> Result<
 }
 
 fn require_same_bound(name: &str, case: &CaseRecord, accepted: Option<&CaseRecord>) -> Result<()> {
-    let Some(accepted) = accepted.filter(|_| of_same_code(case, accepted)) else { return Ok(()) };
+    let Some(accepted) = accepted.filter(|accepted| of_same_code(case, accepted)) else { return Ok(()) };
     let (Outcome::Measured { row: new }, Outcome::Measured { row: old }) = (&case.outcome, &accepted.outcome) else {
         return Ok(());
     };
@@ -228,8 +229,8 @@ fn require_same_bound(name: &str, case: &CaseRecord, accepted: Option<&CaseRecor
 }
 
 /// Whether both cases were measured by the same code, so that their rows have the same parts.
-fn of_same_code(case: &CaseRecord, accepted: Option<&CaseRecord>) -> bool {
-    accepted.is_some_and(|accepted| accepted.revision == case.revision)
+fn of_same_code(case: &CaseRecord, accepted: &CaseRecord) -> bool {
+    accepted.revision == case.revision
 }
 
 /// The first outcome within a row that is measured in `old` and something else in `new`, and what; with `all_parts` also the

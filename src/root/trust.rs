@@ -272,7 +272,7 @@ mod tests {
 
     #[test]
     fn a_group_is_private_only_where_it_has_the_users_name_and_nobody_else() {
-        let users = "root:x:0:0::/root:/bin/sh\nada:x:1000:1000::/ada:/bin/sh\nbob:x:1001:100::/bob:/bin/sh\n";
+        let users = "root:x:0:0::/:/bin/sh\nada:x:1000:1000::/ada:/bin/sh\nbob:x:1001:100::/bob:/bin/sh\n";
         let groups = "root:x:0:\nusers:x:100:\nada:x:1000:ada\n";
         let is_private = |user, group, users: &str, groups: &str| super::is_private(user, group, users, groups);
         assert!(is_private(0, 0, users, groups) && is_private(1000, 1000, users, groups));

@@ -47,7 +47,7 @@ fn failed_within(record: &mut Value) {
 #[rstest]
 #[case(without_kernels, "does not say of which kernels/")]
 #[case(out_of_memory, "was measured before and ran out of memory here")]
-#[case(failed_within, " failed (it died); fix it")]
+#[case(failed_within, " before and is \"failed\" there now")]
 #[case(scaled_with_their_work, "has another work or unit in ")]
 #[case(in_bytes, "has another work or unit in ")]
 fn a_record_that_looks_possible_is_not_accepted(#[case] damage: fn(&mut Value), #[case] words: &str) {
