@@ -2,6 +2,8 @@
 
 /// Faults that callers tell apart: out of memory, not available.
 pub mod error;
+/// JSON from outside, read with errors that print as one line.
+pub mod json;
 /// Text from outside, made safe to print.
 pub mod printable;
 /// The folder that a checkout or a bundle lies in.

@@ -21,6 +21,7 @@ use crate::harness::manifest::suites_hash;
 use crate::harness::named_files::{require_distinct, require_no_folders, require_writable};
 use crate::harness::provenance::Commit;
 use crate::harness::store::{Layout, sha256, write_atomically};
+use crate::json;
 use crate::printable::shown_path;
 use crate::problems::RANK_TASKS;
 use crate::process::{Parent, has_parent};
@@ -72,7 +73,7 @@ impl Task {
         require_distinct(&files.map(|(option, path)| (option, path.as_deref())))?;
         let Some(file) = &self.input else { return Ok(Value::Null) };
         let bytes = read(file).with_context(|| format!("reading {}", shown_path(file)))?;
-        serde_json::from_slice(&bytes).with_context(|| format!("{} is not JSON", shown_path(file)))
+        json::from_str(&String::from_utf8_lossy(&bytes)).with_context(|| format!("{} is not JSON", shown_path(file)))
     }
 
     /// Errors: what the task gives could not be written at its end.

@@ -22,6 +22,7 @@ use super::network::LOOPBACK_INTERFACE;
 use super::supervisor::{Rank, supervise};
 use super::{Backend, Shared};
 use crate::error::Fault;
+use crate::json;
 use crate::process::LockedFolder;
 use crate::torch;
 use crate::torch::store::Store;
@@ -36,7 +37,7 @@ pub struct RankTask {
 /// A task's input as its own type. A person who starts a task with `cs336 launch` or `rank` names the input's file.
 pub fn parse_input<T: DeserializeOwned>(input: Value) -> Result<T> {
     ensure!(!input.is_null(), "this task needs an input: name a JSON file with --input");
-    serde_json::from_value(input).context("the input does not fit this task: correct the JSON file of --input")
+    json::from_value(&input).context("the input does not fit this task: correct the JSON file of --input")
 }
 
 /// The GPU of each rank under NCCL.
@@ -234,6 +235,13 @@ mod tests {
             matches!(fault_of(&error), Some(Fault::NotAvailable { needs, .. }) if needs.starts_with("16 GPUs")),
             "{error:#}"
         );
+    }
+
+    #[test]
+    fn an_input_that_does_not_fit_is_named_without_types_of_rust() {
+        let error = parse_input::<[u32; 2]>(serde_json::json!([1, "a"])).unwrap_err();
+        let expected = "correct the JSON file of --input: invalid type: string \"a\", expected a whole number";
+        assert!(format!("{error:#}").ends_with(expected), "{error:#}");
     }
 
     #[test]

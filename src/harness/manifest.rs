@@ -8,9 +8,9 @@ use std::path::Path;
 use anyhow::{Context as _, Result};
 use serde::{Deserialize, Serialize};
 
-use super::json;
 use super::provenance::Commit;
 use super::store::{sha256, sha256_of_file};
+use crate::json;
 use crate::printable::shown_path;
 use crate::root::read_text;
 

@@ -12,7 +12,6 @@ pub mod grade;
 pub mod grade_files;
 pub mod handout;
 pub mod host_load;
-pub mod json;
 pub mod manifest;
 pub mod named_files;
 pub mod peer;

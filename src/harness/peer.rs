@@ -11,8 +11,8 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
-use super::json;
 use crate::error::{Fault, fault_in_words};
+use crate::json;
 use crate::printable::shown_path;
 use crate::process::{Answer, ChildProcess, Death, after};
 

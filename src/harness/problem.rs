@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::answer::AnswerFn;
-use super::json;
 use super::record::Profile;
 use super::subject::Subject;
+use crate::json;
 
 /// One registry entry. `suites/tidy.rs` tests the rules for all entries.
 pub struct Problem {

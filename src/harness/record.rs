@@ -8,8 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::conditions::Conditions;
+use super::floor;
 use super::samples::{check_times, each_samples, round_times, round_to_clock};
-use super::{floor, json};
+use crate::json;
 
 /// The version of a record file's JSON structure. Files of another version are refused. A new parameter with a default
 /// and a new optional field of a row do not change it.

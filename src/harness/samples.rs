@@ -4,7 +4,7 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use super::json::from_value;
+use crate::json::from_value;
 use crate::printable::one_line;
 
 /// A rank test looks at all pairs of two lists.

@@ -13,11 +13,11 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail, ensure};
 use serde_json::{Map, Value};
 
-use super::json::refusal;
 use super::manifest::restoring;
 use super::problem::Problem;
 use super::record::Profile;
 use super::store::sha256;
+use crate::json::refusal;
 use crate::printable::one_line;
 use crate::root::read_text;
 

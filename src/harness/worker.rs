@@ -15,12 +15,12 @@ use serde_json::Value;
 
 use super::device::DeviceCheck;
 use super::grade::CheckStatus;
-use super::json;
 use super::problem::{Problem, Verdict};
 use super::record::{Outcome, Profile};
 use super::store::Layout;
 use super::subject::Subject;
 use crate::error::{Fault, NotGraded, fault_in_words, fault_of, without_frames};
+use crate::json;
 use crate::process::{Answer, ChildProcess, LockedFolder, Parent, TEMPORARY_FOLDER};
 
 /// The file of the running program, also after a build has replaced it: a new worker must not be of another version.

@@ -314,8 +314,10 @@ fn what_a_subject_leaves_or_sends_instead_of_a_result_is_named() {
     assert!(!said.contains("safetensors"), "{said}");
 }
 
-#[test]
-fn a_case_that_needs_a_gpu_says_so_in_one_sentence() {
+#[rstest]
+#[case::function("    return Raises")]
+#[case::adapter("    raise PermissionError('no')")]
+fn a_case_that_needs_a_gpu_says_so_in_one_sentence(#[case] adapter: &str) {
     let graded = Graded::new();
     let folder = graded.add("right", "right", "", "");
     let raises = "
@@ -325,15 +327,19 @@ class Raises(torch.autograd.Function):
         raise PermissionError('no')
 
 def get_flashattention_autograd_function_triton():
-    return Raises
 ";
     let adapters = fs::read_to_string(folder.join("tests/adapters.py")).unwrap();
-    fs::write(folder.join("tests/adapters.py"), format!("{adapters}\nimport torch\n{raises}")).unwrap();
+    fs::write(folder.join("tests/adapters.py"), format!("{adapters}\nimport torch\n{raises}{adapter}\n")).unwrap();
     fs::create_dir(graded.tree.path("cases")).unwrap();
     let case = "attention_float32_heads.safetensors";
     let from = Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases").join(case);
     fs::copy(from, graded.tree.path("cases").join(case)).unwrap();
     let said = graded.refusal(&["--subject", folder.to_str().unwrap(), "--cases", "cases"]);
-    assert!(said.contains("raises PermissionError") && !said.contains(", has the function of"), "{said}");
+    assert!(
+        said.contains("needs a GPU")
+            && said.contains("raises PermissionError")
+            && !said.contains(", has the function of"),
+        "{said}"
+    );
     assert!(said.contains("0 of 1 cases passed"), "{said}");
 }

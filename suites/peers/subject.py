@@ -120,8 +120,7 @@ class Subject:
         return self.tested.forward(**settings)
 
     def calling_function(self, adapter: str) -> Calling:
-        without_gpu = "triton" in adapter and not torch.cuda.is_available()
-        return functools.partial(self.calling, f"the function of {adapter}", without_gpu)
+        return functools.partial(self.calling, f"the function of {adapter}", needs_missing_gpu(adapter))
 
     def choose(self, adapter: str, **settings) -> dict:
         self.tested = TimedAttention(self.adapter(adapter), self.calling_function(adapter), **settings)
@@ -179,7 +178,7 @@ class Subject:
             raise Refused(f"the adapters lack {name}")
 
         def call(*arguments: object, **named: object) -> object:
-            with self.calling(name):
+            with self.calling(name, needs_missing_gpu(name)):
                 result = adapter(*arguments, **named)
             # What a subject sets at an import would round its products to fewer bits than those that it is compared with.
             torch.set_float32_matmul_precision("highest")
@@ -234,6 +233,10 @@ class Subject:
         if module in STARTER_CODE:
             return f"{lacks}; it is a part of the starter code: add it to the folder{other}"
         return f"{lacks}; run `{install} {module}`{other}"
+
+
+def needs_missing_gpu(adapter: str) -> bool:
+    return "triton" in adapter and not torch.cuda.is_available()
 
 
 def main(folder: str) -> None:

@@ -10,9 +10,9 @@ use safetensors::tensor::TensorView;
 use serde::de::IgnoredAny;
 use tch::{Kind as DType, Tensor};
 
-use crate::harness::json::{self, refusal};
 use crate::harness::problem::Verdict;
 use crate::harness::subject::Subject;
+use crate::json::{self, refusal};
 use crate::printable::one_line;
 use crate::root;
 use crate::torch::safetensors::tensor;
@@ -247,11 +247,13 @@ impl Comparison {
 impl std::fmt::Display for Comparison {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { implementation, tensor, max_abs_error, max_rel_error, rtol, atol, passed, note } = self;
-        let verdict = if *passed { "passed" } else { "FAILED" };
+        write!(f, "{} {implementation}: {tensor}: ", if *passed { "passed" } else { "FAILED" })?;
+        if max_abs_error.is_nan() {
+            return f.write_str(note);
+        }
         write!(
             f,
-            "{verdict} {implementation}: {tensor}: largest absolute error {max_abs_error:.3e} (atol {atol:.1e}), \
-             relative {max_rel_error:.3e} (rtol {rtol:.1e})"
+            "largest absolute error {max_abs_error:.3e} (atol {atol:.1e}), relative {max_rel_error:.3e} (rtol {rtol:.1e})"
         )?;
         if note.is_empty() { Ok(()) } else { write!(f, "; {note}") }
     }

@@ -11,12 +11,12 @@ use super::format::{markdown, plain_strings};
 use super::quantity::{Quantity, Unit};
 use super::table::Cell;
 use crate::harness::conditions::Conditions;
-use crate::harness::json::from_value;
 use crate::harness::problem::Measure;
 use crate::harness::record::{CaseRecord, Machine, Outcome, Profile, RecordFile, Run};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
 use crate::harness::suite::Suite;
+use crate::json::from_value;
 
 /// What one problem has measured, and what it plans to.
 #[derive(Default)]
