@@ -86,6 +86,14 @@ fn in_plain_words(error: &str) -> String {
     const UNTAGGED: &str = "data did not match any variant of untagged enum ";
     const OBJECTS: &[&str] =
         &["internally tagged enum ", "adjacently tagged enum ", "enum ", "struct variant ", "struct "];
+    const OF_JSON: &[(&str, &str)] = &[
+        ("type: map,", "type: an object,"),
+        ("type: sequence,", "type: a list,"),
+        ("expected a map", "expected an object"),
+        ("expected string or map", "expected a string or an object"),
+        ("expected a sequence", "expected a list"),
+    ];
+    let error = &OF_JSON.iter().fold(error.to_string(), |error, (serde, json)| error.replacen(serde, json, 1));
     let of_name = |c: char| c.is_alphanumeric() || matches!(c, '_' | ':');
     if let Some((before, after)) = error.split_once(UNTAGGED) {
         return format!("{before}it has none of the known forms{}", after.trim_start_matches(of_name));
@@ -134,6 +142,9 @@ mod tests {
             ("data did not match any variant of untagged enum AnyRow", "it has none of the known forms"),
             ("expected `,` or `}` at line 1 column 3", "expected `,` or `}` at line 1 column 3"),
             ("invalid type: null, expected a string", "invalid type: null, expected a string"),
+            ("invalid type: map, expected string or map", "invalid type: an object, expected a string or an object"),
+            ("invalid type: sequence, expected a map", "invalid type: a list, expected an object"),
+            ("invalid type: null, expected a sequence", "invalid type: null, expected a list"),
         ] {
             assert_eq!(in_plain_words(serde), plain);
         }

@@ -158,10 +158,10 @@ fn list_shows_21_problems_and_107_points() {
     assert_eq!(problems.iter().map(|p| p["points"].as_f64().unwrap()).sum::<f64>(), 107.0);
     for problem in problems {
         assert!(
-            ["name", "section", "points", "parts", "status"].iter().all(|key| problem.get(key).is_some()),
+            ["name", "section", "points", "parts", "answers"].iter().all(|key| problem.get(key).is_some()),
             "{problem}"
         );
-        assert!(["answered", "partial", "unanswered"].contains(&problem["status"].as_str().unwrap()));
+        assert!(["all", "some", "none"].contains(&problem["answers"].as_str().unwrap()));
     }
     let text = output_text(&tree.run(&["list"]));
     assert!(text.contains("21 problems, 107 points"), "{text}");

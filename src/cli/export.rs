@@ -190,7 +190,8 @@ fn csv(table: &Table) -> String {
 
 /// A cell of a CSV file, in quotation marks where it needs them. An apostrophe keeps a spreadsheet from computing it.
 pub fn csv_field(text: String) -> String {
-    let is_formula = text.starts_with(['=', '+', '-', '@', '\t', '\r']);
+    // Spreadsheets take full-width signs too.
+    let is_formula = text.starts_with(['=', '+', '-', '@', '＝', '＋', '－', '＠', '\t', '\r']);
     let text = if is_formula { format!("'{text}") } else { text };
     if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
 }
@@ -282,9 +283,14 @@ mod tests {
 
     #[test]
     fn a_cell_that_a_spreadsheet_would_compute_begins_with_an_apostrophe_and_a_number_does_not() {
-        for (text, cell) in
-            [("=1,2", "\"'=1,2\""), ("-a", "'-a"), ("\t=1", "'\t=1"), ("\r=1", "\"'\r=1\""), ("a=1", "a=1")]
-        {
+        for (text, cell) in [
+            ("=1,2", "\"'=1,2\""),
+            ("-a", "'-a"),
+            ("＝1", "'＝1"),
+            ("\t=1", "'\t=1"),
+            ("\r=1", "\"'\r=1\""),
+            ("a=1", "a=1"),
+        ] {
             assert_eq!(csv_field(text.into()), cell);
         }
         let mut numbers = Table::new(vec![Column::number("x", Style::Ms, 1)]);

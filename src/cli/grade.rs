@@ -100,7 +100,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
             Ok(grades) => grades.map(|grades| (grades, false)),
             Err(error) => return Err(leave_why(arguments, error)),
         },
-        None => of_ours(layout, arguments)?,
+        None => of_ours(layout, arguments).map_err(|error| leave_why(arguments, error))?,
     };
     let Some((grades, cannot_be_built)) = grades else { return Ok(Ended::Interrupted) };
     if arguments.json {
@@ -125,7 +125,7 @@ pub(super) fn leave_why(arguments: &Arguments, error: anyhow::Error) -> anyhow::
     if interrupted() {
         return error;
     }
-    let words = printable(&format!("{error:#}"));
+    let words = indented(&printable(&format!("{error:#}")), 4);
     let test = ("grading", CheckStatus::Failed { error: words.clone() }, 0.0);
     let files =
         [(&arguments.junit, junit([("cs336", [test])])), (&arguments.gradescope, gradescope(&[], Some(&words)))];

@@ -1,4 +1,4 @@
-//! `cs336 list`: the handout's problems, and which parts are answered.
+//! `cs336 list`: the handout's problems, and which parts this program has answers to, whatever is measured.
 
 use anyhow::Result;
 use serde_json::json;
@@ -12,23 +12,24 @@ pub fn run(as_json: bool) -> Result<Ended> {
     Ok(Ended::Well)
 }
 
-fn is_answered(problem: &HandoutProblem, part: &Part) -> bool {
+fn has_answer(problem: &HandoutProblem, part: &Part) -> bool {
     entry(problem).is_some_and(|entry| entry.answers.contains(&part.id))
 }
 
 fn text() -> String {
-    let mut out = format!("{:<8} {:<46} {:>6}  {:<10}  parts (* answered)\n", "section", "problem", "points", "status");
+    let mut out =
+        format!("{:<8} {:<46} {:>6}  {:<7}  parts (* has an answer)\n", "section", "problem", "points", "answers");
     let mut answered = 0.0;
     for problem in HANDOUT.iter() {
         let mut parts = Vec::new();
         for part in problem.parts {
             let id = if part.id.is_empty() { "whole" } else { part.id };
-            let is_answered = is_answered(problem, part);
-            parts.push(format!("{id}{}", if is_answered { "*" } else { "" }));
-            answered += if is_answered { part.points } else { 0.0 };
+            let has_answer = has_answer(problem, part);
+            parts.push(format!("{id}{}", if has_answer { "*" } else { "" }));
+            answered += if has_answer { part.points } else { 0.0 };
         }
         out += &format!(
-            "{:<8} {:<46} {:>6}  {:<10}  {}\n",
+            "{:<8} {:<46} {:>6}  {:<7}  {}\n",
             problem.section,
             problem.name,
             points(problem.points),
@@ -37,14 +38,14 @@ fn text() -> String {
         );
     }
     let (total, answered) = (points(total_points()), points(answered));
-    out + &format!("{} problems, {total} points; {answered} points answered\n", HANDOUT.len())
+    out + &format!(
+        "{} problems, {total} points; this program has answers to parts of {answered} points, and `cs336 writeup` counts those with records\n",
+        HANDOUT.len()
+    )
 }
 
 fn json_text() -> Result<String> {
-    let part = |problem: &HandoutProblem, part: &Part| {
-        let answered = is_answered(problem, part);
-        json!({"id": part.id, "points": part.points, "kinds": part.kinds, "answered": answered})
-    };
+    let part = |problem: &HandoutProblem, part: &Part| json!({"id": part.id, "points": part.points, "kinds": part.kinds, "has_answer": has_answer(problem, part)});
     let problem = |problem: &HandoutProblem| {
         json!({
             "name": problem.name,
@@ -52,7 +53,7 @@ fn json_text() -> Result<String> {
             "section": problem.section,
             "points": problem.points,
             "parts": problem.parts.iter().map(|p| part(problem, p)).collect::<Vec<_>>(),
-            "status": status(problem, entry(problem)),
+            "answers": status(problem, entry(problem)),
         })
     };
     let problems: Vec<_> = HANDOUT.iter().map(problem).collect();

@@ -15,7 +15,7 @@ use crate::harness::grade_files::gradescope;
 use crate::harness::handout::HandoutProblem;
 use crate::harness::named_files::require_writable;
 use crate::harness::store::{Layout, write_atomically};
-use crate::printable::{distinct_name, printable, shown_path};
+use crate::printable::{distinct_name, indented, printable, shown_path};
 use crate::root::require_own_way;
 
 /// The CSV's name in the output folder.
@@ -90,15 +90,7 @@ impl<'a> Output<'a> {
     fn claim(path: &'a Path) -> Result<Self> {
         let (shown, is_new) = (shown_path(path), !path.exists());
         fs::create_dir_all(path).with_context(|| format!("making {shown}"))?;
-        let folder = File::open(path).with_context(|| format!("opening {shown}"))?;
-        let (found, user) = (folder.metadata()?, rustix::process::geteuid().as_raw());
-        let (owner, mode) = (found.uid(), found.mode() & 0o7777);
-        ensure!(
-            owner == user && mode & 0o022 == 0,
-            "--output {shown} belongs to user {owner} with mode {mode:o}, so others can put links there: name a folder \
-             that only user {user} can write to"
-        );
-        require_own_way(path, "others can put links there; name another folder by --output")?;
+        let folder = require_closed(path)?;
         match folder.try_lock() {
             Ok(()) => Ok(Self { path, is_new, _locked: folder }),
             Err(TryLockError::WouldBlock) => {
@@ -107,6 +99,21 @@ impl<'a> Output<'a> {
             Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("locking {shown}")),
         }
     }
+}
+
+/// The folder, opened. Errors: others than this user own it or can write to it, or to what is above it.
+fn require_closed(path: &Path) -> Result<File> {
+    let shown = shown_path(path);
+    let folder = File::open(path).with_context(|| format!("opening {shown}"))?;
+    let (found, user) = (folder.metadata()?, rustix::process::geteuid().as_raw());
+    let (owner, mode) = (found.uid(), found.mode() & 0o7777);
+    ensure!(
+        owner == user && mode & 0o022 == 0,
+        "{shown}, of --output, belongs to user {owner} with mode {mode:o}, so others can put links there: name a folder \
+         that only user {user} can write to"
+    );
+    require_own_way(path, "others can put links there; name another folder by --output")?;
+    Ok(folder)
 }
 
 impl Drop for Output<'_> {
@@ -137,7 +144,9 @@ fn write_own(row: &Row, own: &Path) -> Result<()> {
         "its folder has the name of the table, so it has a row there and no {RESULTS}; rename its folder"
     );
     fs::create_dir_all(own).with_context(|| format!("making {}", shown_path(own)))?;
-    let text = gradescope(&row.grades, Some(row.note.as_ref().unwrap_or_else(|error| error)))?;
+    require_closed(own)?;
+    let note = row.note.as_ref().unwrap_or_else(|error| error);
+    let text = gradescope(&row.grades, Some(&indented(note, 4)))?;
     write_atomically(&own.join(RESULTS), text.as_bytes())
 }
 
@@ -197,7 +206,10 @@ impl Row {
 
     fn line(&self) -> String {
         match &self.note {
-            Err(error) => format!("      not graded  {}: {}", self.name, error.trim_start_matches("not graded: ")),
+            Err(error) => {
+                let words = error.trim_start_matches("not graded: ");
+                format!("      not graded  {}: {}", self.name, indented(words, 18))
+            }
             Ok(_) => format!("{:>5} / {:<4} {}", points(self.earned()), points(self.possible()), self.name),
         }
     }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, anyhow, ensure};
 
 use crate::printable::one_line;
 
@@ -144,7 +144,7 @@ impl Environment {
 }
 
 fn parse(name: &str, text: &str) -> Result<usize> {
-    text.parse().with_context(|| format!("{name} is {text:?}, not a number"))
+    text.parse().map_err(|_| anyhow!("{name} is {text:?}, not a number"))
 }
 
 /// Errors: an address that is not one printable line; ranks print it while they wait.

@@ -122,31 +122,31 @@ fn reason(check: &CheckResult) -> Option<String> {
     }
 }
 
-/// How much of a problem is answered.
+/// How many parts of a problem have answers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Status {
-    Answered,
-    Partial,
-    Unanswered,
+    All,
+    Some,
+    None,
 }
 
-/// The status that `cs336 list` shows.
+/// What `cs336 list` shows.
 pub fn status(handout: &HandoutProblem, entry: Option<&Problem>) -> Status {
     let answered = handout.parts.iter().filter(|part| entry.is_some_and(|e| e.answers.contains(&part.id))).count();
     match answered {
-        0 => Status::Unanswered,
-        n if n == handout.parts.len() => Status::Answered,
-        _ => Status::Partial,
+        0 => Status::None,
+        n if n == handout.parts.len() => Status::All,
+        _ => Status::Some,
     }
 }
 
 impl Status {
     pub fn name(self) -> &'static str {
         match self {
-            Self::Answered => "answered",
-            Self::Partial => "partial",
-            Self::Unanswered => "unanswered",
+            Self::All => "all",
+            Self::Some => "some",
+            Self::None => "none",
         }
     }
 }
@@ -211,7 +211,7 @@ mod tests {
     fn an_unanswered_problem_earns_nothing_and_says_so() {
         let grade = grade(&HANDOUT, None, &[], &[]);
         assert!(grade.earned == 0.0 && grade.parts[0].lost[0].contains("not answered"));
-        assert_eq!(status(&HANDOUT, None), Status::Unanswered);
+        assert_eq!(status(&HANDOUT, None), Status::None);
     }
 
     #[test]

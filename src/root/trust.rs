@@ -13,7 +13,7 @@ use crate::printable::shown_path;
 
 /// Folders of what runs as code: whoever can write to one, or to a folder above it, can replace what is in it.
 const CODE: &[&str] = &["", PROGRAMS, ".venv", ".venv/bin", PYTHONS];
-/// Of these the folders in them too, such as Python's `__pycache__`.
+/// Of these, and of Python's packages, the folders in them too, such as `__pycache__`.
 const TREES: &[&str] = &["suites", "kernels"];
 /// A folder for each version of Python.
 const PYTHONS: &str = ".venv/lib";
@@ -25,17 +25,29 @@ const STICKY: u32 = 0o1000;
 
 /// Errors: a user who is not `trusted` owns the tree or a part of it that runs as code, or can write to it.
 pub(super) fn require_own(root: &Path, trusted: &Trusted) -> Result<()> {
-    let mut above = BTreeSet::new();
-    let remedy = remedy(root);
+    let (remedy, mut above) = (remedy(root), BTreeSet::new());
+    let mut add_above = |path: &Path| -> Result<()> {
+        let real = fs::canonicalize(path).with_context(|| format!("following {}", shown_path(path)))?;
+        above.extend(real.ancestors().skip(1).map(Path::to_path_buf));
+        Ok(())
+    };
+    add_above(root)?;
     for folder in code_of(root) {
         trusted.require(&folder, 0, &remedy)?;
         let listed = || format!("failed to list {}", shown_path(&folder));
-        above.extend(fs::canonicalize(&folder).with_context(listed)?.ancestors().skip(1).map(Path::to_path_buf));
+        if folder.is_symlink() {
+            add_above(&folder)?;
+        }
         for entry in fs::read_dir(&folder).with_context(listed)? {
-            let path = entry.with_context(listed)?.path();
+            let entry = entry.with_context(listed)?;
+            let (path, kind) = (entry.path(), entry.file_type().with_context(listed)?);
             // A link that leads nowhere, as an editor's lock is, runs as nothing.
-            if path.is_file() {
+            let is_link_to_file = kind.is_symlink() && path.is_file();
+            if kind.is_file() || is_link_to_file {
                 trusted.require(&path, 0, &remedy)?;
+            }
+            if is_link_to_file {
+                add_above(&path)?;
             }
         }
     }
@@ -45,23 +57,30 @@ pub(super) fn require_own(root: &Path, trusted: &Trusted) -> Result<()> {
 /// The folders of a tree that are there and hold what runs as code.
 fn code_of(root: &Path) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = CODE.iter().map(|name| root.join(name)).collect();
-    for python in folders_in(&root.join(PYTHONS)) {
-        // Python runs the lines of each .pth file there when it starts.
-        folders.extend([python.join("site-packages"), python]);
-    }
     let mut trees: Vec<PathBuf> = TREES.iter().map(|name| root.join(name)).collect();
+    for python in folders_in(&root.join(PYTHONS)) {
+        trees.push(python.join("site-packages"));
+        folders.push(python);
+    }
+    // A link may lead to a folder that it lies in.
+    let mut seen = BTreeSet::new();
     while let Some(folder) = trees.pop() {
-        trees.extend(folders_in(&folder));
-        folders.push(folder);
+        if !folder.is_symlink() || fs::canonicalize(&folder).is_ok_and(|real| seen.insert(real)) {
+            trees.extend(folders_in(&folder));
+            folders.push(folder);
+        }
     }
     folders.retain(|folder| folder.is_dir());
     folders
 }
 
-/// The folders in `folder`, without links.
+/// The folders in `folder`, and the links to folders.
 fn folders_in(folder: &Path) -> impl Iterator<Item = PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())).map(|entry| entry.path())
+    let is_folder = |entry: &fs::DirEntry| {
+        entry.file_type().is_ok_and(|kind| kind.is_dir() || kind.is_symlink() && entry.path().is_dir())
+    };
+    entries.filter(is_folder).map(|entry| entry.path())
 }
 
 /// Whether git may be asked about `root`: that it or a folder above it has a repository, and not only an entry that leads nowhere,
@@ -196,124 +215,4 @@ fn look_at(path: &Path) -> Result<fs::Metadata> {
 }
 
 #[cfg(test)]
-mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
-
-    use super::*;
-
-    fn set_mode(path: &Path, mode: u32) {
-        fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
-    }
-
-    /// What is said of a tree; empty where it is not refused.
-    fn refusal(root: &Path, holds_the_program: bool) -> String {
-        let refused = require_own(root, &Trusted::of(root, holds_the_program).unwrap());
-        refused.err().map(|error| error.to_string()).unwrap_or_default()
-    }
-
-    #[test]
-    fn a_tree_whose_folders_or_files_others_can_write_to_is_refused_with_the_remedy() {
-        let within =
-            [".venv/lib/python3.11", ".venv/lib/python3.11/site-packages", "suites/peers/__pycache__", "kernels/lib"];
-        let is_shared = private_group().is_none();
-        for part in CODE.iter().chain(TREES).chain(&within) {
-            let tree = tempfile::tempdir().unwrap();
-            let folder = tree.path().join(part);
-            fs::create_dir_all(&folder).unwrap();
-            let file = folder.join("file");
-            fs::write(&file, "").unwrap();
-            std::os::unix::fs::symlink("nowhere", folder.join(".#file")).unwrap();
-            for (path, mode, is_open) in [
-                (&folder, 0o755, false),
-                (&folder, 0o775, is_shared),
-                (&folder, 0o757, true),
-                (&folder, 0o1777, true),
-                (&file, 0o664, is_shared),
-                (&file, 0o666, true),
-            ] {
-                set_mode(&folder, 0o755);
-                set_mode(path, mode);
-                for holds_the_program in [false, true] {
-                    let said = refusal(tree.path(), holds_the_program);
-                    let expected = format!("other users can write to {} (mode {mode:o})", shown_path(path));
-                    assert_eq!(said.contains(&expected), is_open, "{said}");
-                    assert_eq!(said.contains("set CS336_ROOT="), is_open, "{said}");
-                }
-            }
-        }
-    }
-
-    #[test]
-    fn git_is_asked_only_of_a_repository_whose_configuration_others_cannot_write_to() {
-        let tree = tempfile::tempdir().unwrap();
-        let [root, linked] = ["a", "b"].map(|name| tree.path().join(name));
-        let (own, shared) = (root.join(".git/worktrees/b"), root.join(".git"));
-        [&own, &linked].iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
-        fs::write(shared.join("config"), "").unwrap();
-        fs::write(own.join("commondir"), "../..\n").unwrap();
-        fs::write(linked.join(".git"), format!("gitdir: {}\n", own.to_str().unwrap())).unwrap();
-        assert!(require_own_repository(&root.join("src")).unwrap() && require_own_repository(&linked).unwrap());
-        for (part, mode, own_mode) in [(shared.join("config"), 0o666, 0o644), (shared.clone(), 0o777, 0o755)] {
-            set_mode(&part, mode);
-            for root in [&root, &linked] {
-                let error = require_own_repository(root).unwrap_err().to_string();
-                assert!(error.contains("other users can write to") && error.contains("set CS336_ROOT="), "{error}");
-            }
-            set_mode(&part, own_mode);
-        }
-        fs::write(linked.join(".git"), "gitdir: /nowhere/.git/worktrees/b\n").unwrap();
-        assert!(!require_own_repository(&linked).unwrap());
-        // A bare repository, which anybody can put into a folder such as /tmp.
-        fs::remove_dir_all(&shared).unwrap();
-        fs::write(root.join("HEAD"), "ref: refs/heads/main").unwrap();
-        fs::write(root.join("config"), "[core]\nfsmonitor = false").unwrap();
-        assert!(!require_own_repository(&root).unwrap());
-    }
-
-    #[test]
-    fn a_group_is_private_only_where_it_has_the_users_name_and_nobody_else() {
-        let users = "root:x:0:0::/:/bin/sh\nada:x:1000:1000::/ada:/bin/sh\nbob:x:1001:100::/bob:/bin/sh\n";
-        let groups = "root:x:0:\nusers:x:100:\nada:x:1000:ada\n";
-        let is_private = |user, group, users: &str, groups: &str| super::is_private(user, group, users, groups);
-        assert!(is_private(0, 0, users, groups) && is_private(1000, 1000, users, groups));
-        assert!(!is_private(1001, 100, users, groups), "the group has another name");
-        assert!(!is_private(1002, 1000, users, groups), "an unknown user");
-        assert!(!is_private(1000, 1000, users, &groups.replace("1000:ada", "1000:ada,bob")), "another member");
-        assert!(!is_private(1000, 1000, &users.replace("1001:100", "1001:1000"), groups), "another user's group");
-        assert!(!is_private(1000, 1000, users, ""), "an unknown group");
-    }
-
-    #[test]
-    fn a_folder_above_the_tree_or_above_what_it_links_to_is_refused_unless_it_is_sticky() {
-        let above = tempfile::tempdir().unwrap();
-        let [tree, elsewhere] = ["open/tree", "own/tree"].map(|name| above.path().join(name));
-        [&tree, &elsewhere].iter().for_each(|folder| fs::create_dir_all(folder.join("suites")).unwrap());
-        std::os::unix::fs::symlink(tree.join("suites"), elsewhere.join("kernels")).unwrap();
-        for (mode, is_open) in [(0o755, false), (0o777, true), (0o1777, false)] {
-            set_mode(&above.path().join("open"), mode);
-            for root in [&tree, &elsewhere] {
-                let said = refusal(root, true);
-                assert_eq!(said.contains(&format!("open (mode {mode:o}): set CS336_ROOT=")), is_open, "{said}");
-            }
-        }
-    }
-
-    #[test]
-    fn a_tree_of_another_user_is_refused_with_the_remedy() {
-        if !rustix::process::geteuid().is_root() {
-            eprintln!("skipped: only root can give a folder to another user");
-            return;
-        }
-        for part in ["", "suites", "kernels", "kernels/file"] {
-            let tree = tempfile::tempdir().unwrap();
-            ["suites", "kernels"].iter().for_each(|name| fs::create_dir(tree.path().join(name)).unwrap());
-            fs::write(tree.path().join("kernels/file"), "").unwrap();
-            assert_eq!(refusal(tree.path(), false), "");
-            std::os::unix::fs::chown(tree.path().join(part), Some(65_534), None).unwrap();
-            let said = refusal(tree.path(), false);
-            assert!(said.contains("belongs to user 65534") && said.contains("set CS336_ROOT="), "{said}");
-            // Its owner can as well replace a program in it.
-            assert_eq!(refusal(tree.path(), true).is_empty(), part.is_empty());
-        }
-    }
-}
+mod tests;

@@ -65,6 +65,18 @@ fn no_text_of_an_outcome_can_forge_a_line() {
     }
 }
 
+/// Its class passes for one of PyTorch's, whose words say what the machine lacks.
+#[test]
+fn no_words_of_a_subject_that_is_not_graded_can_forge_a_line() {
+    let graded = subject::Graded::new();
+    let raises = "raise type('InvalidCxxCompiler', (Exception,), {'__module__': 'torch.x'})('none\\nforged line')\n";
+    graded.add("right", "mallory", "tests/adapters.py", raises);
+    let (_, said) = graded.grade_all(&["flash_forward"], &["official_protocol"]);
+    let results = fs::read_to_string(graded.tree.path("grades/mallory/results.json")).unwrap();
+    assert!(said.contains("forged line") && !said.contains("\nforged"), "{said}");
+    assert!(results.contains("forged line") && !results.contains("\\nforged"), "{results}");
+}
+
 /// A spreadsheet would compute it.
 #[test]
 fn no_name_of_a_subject_becomes_a_formula_of_the_table() {

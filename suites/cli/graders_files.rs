@@ -144,6 +144,19 @@ fn an_empty_path_leaves_no_temporary_folder() {
 }
 
 #[test]
+fn a_problem_that_is_not_there_leaves_no_older_grades() {
+    let tree = Tree::new();
+    for file in ["j.xml", "g.json"] {
+        fs::write(tree.path(file), "older grades").unwrap();
+    }
+    let said = tree.refused(&["grade", "nosuch", "--junit", "j.xml", "--gradescope", "g.json"]);
+    for file in ["j.xml", "g.json"] {
+        let left = fs::read_to_string(tree.path(file)).unwrap();
+        assert!(said.contains("nosuch") && left.contains("nosuch") && !left.contains("older"), "{said}{left}");
+    }
+}
+
+#[test]
 fn grades_go_into_no_folder_that_others_write_to_or_that_another_command_fills() {
     let tree = Tree::new();
     fs::create_dir_all(tree.path("subjects/ada")).unwrap();
@@ -173,6 +186,16 @@ fn grades_go_into_no_folder_that_others_write_to_or_that_another_command_fills()
         assert!(said.contains("/theirs is a link of user 65534: others can put links there"), "{said}");
         fs::remove_file(&output).unwrap();
         fs::rename(tree.path("own"), &output).unwrap();
+        // A subject's own folder, which a grader once gave to it.
+        fs::create_dir(output.join("ada")).unwrap();
+        fs::write(tree.path("victim"), "precious").unwrap();
+        std::os::unix::fs::symlink(tree.path("victim"), output.join("ada/results.json")).unwrap();
+        std::os::unix::fs::chown(output.join("ada"), Some(65_534), None).unwrap();
+        let said = refused();
+        assert!(said.contains("grades/ada, of --output, belongs to user 65534"), "{said}");
+        assert_eq!(fs::read_to_string(tree.path("victim")).unwrap(), "precious");
+        fs::remove_dir_all(output.join("ada")).unwrap();
+        fs::remove_file(output.join("grades.csv")).unwrap();
     }
     let other = fs::File::open(&output).unwrap();
     other.lock().unwrap();

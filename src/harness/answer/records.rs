@@ -91,7 +91,7 @@ impl Records {
     ///
     /// Errors: neither exists.
     pub fn main(&self) -> Result<&RecordSet> {
-        self.gpu().or_else(|| self.cpu()).context("there are no records: run `cs336 measure`")
+        self.gpu().or_else(|| self.cpu()).context("no case was measured: run `cs336 measure`")
     }
 
     /// `None` if no case is recorded.
@@ -128,12 +128,15 @@ impl Records {
         self.unreadable.iter().chain(self.others.values().flat_map(|other| &other.unreadable))
     }
 
-    /// Whether every planned case has an outcome that is not a failure, in the records that the report prints.
+    /// Whether a case was measured and every planned one has an outcome that is not a failure, in the records that the report prints.
     pub fn are_complete(&self) -> bool {
         match self.main() {
             Ok(set) => {
                 let recorded = |(_, params): (&str, &Value)| set.file.case(params).is_some();
-                set.failures().next().is_none() && self.planned(set.profile()).all(recorded)
+                let is_measured = |case: &CaseRecord| matches!(case.outcome, Outcome::Measured { .. });
+                set.file.cases.iter().any(is_measured)
+                    && set.failures().next().is_none()
+                    && self.planned(set.profile()).all(recorded)
             }
             Err(_) => Profile::ALL.into_iter().all(|profile| self.planned(profile).next().is_none()),
         }

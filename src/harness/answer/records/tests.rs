@@ -33,6 +33,8 @@ fn records_are_complete_when_every_planned_case_ended_without_a_failure() {
     };
     assert!(with_column("not_run") && !with_column("failed"), "a column of a case failed");
     assert!(!planned(one()), "a planned case that is not recorded");
+    let unmeasured = || MadeUp::gpu("x").not_run("a", &case(1));
+    assert!(!planned(unmeasured().not_run("a", &case(2))) && !planned(unmeasured().out_of_memory("a", &case(2))));
     assert!(planned(MadeUp::cpu("x").measured("a", &case(1), &1.5)), "nothing is planned on a CPU");
 }
 
