@@ -1,10 +1,12 @@
 //! Where the tree lies that a command works on, a checkout or an unpacked bundle, and the text of its files.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 use anyhow::{Result, bail, ensure};
 use rustix::fs::OFlags;
@@ -79,7 +81,13 @@ pub fn find() -> Result<PathBuf> {
     let bundle = program.as_deref().and_then(bundle_of).map(Path::to_path_buf);
     for start in [bundle, std::env::current_dir().ok(), program].into_iter().flatten() {
         if let Some(root) = start.ancestors().find(|folder| is_complete(folder)) {
-            require_own(root, &Trusted::of(root, holds_the_program(root))?)?;
+            // A process asks again and again, and a tree has thousands of files.
+            static OWN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+            let mut own = OWN.lock().unwrap_or_else(PoisonError::into_inner);
+            if !own.contains(root) {
+                require_own(root, &Trusted::of(root, holds_the_program(root))?)?;
+                own.insert(root.to_path_buf());
+            }
             return Ok(root.to_path_buf());
         }
     }

@@ -17,10 +17,10 @@ pub fn run(layout: &Layout, name: &str) -> Result<Ended> {
     let entry = entry(problem);
     println!("{} - {} (section {}, {} points)", problem.name, problem.title, problem.section, points(problem.points));
     for part in problem.parts {
-        let answered = entry.is_some_and(|e| e.answers.contains(&part.id));
+        let has_answer = entry.is_some_and(|e| e.answers.contains(&part.id));
         let kinds: Vec<_> = part.kinds.iter().map(|k| k.name()).collect();
         let label = if part.id.is_empty() { "whole".to_string() } else { format!("({})", part.id) };
-        let state = if answered { "answered" } else { "not answered yet" };
+        let state = if has_answer { "has an answer" } else { "has no answer yet" };
         println!("\n{label} {} points, {}: {state}\n    {}", points(part.points), kinds.join(" + "), part.question);
     }
     match entry {

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow};
 
 use super::printer::Printer;
 use super::subject::{SubjectArguments, conditions};
@@ -59,11 +59,15 @@ impl Arguments {
     }
 }
 
-pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
+pub fn run(arguments: &Arguments) -> Result<Ended> {
     let files = [("--junit", arguments.junit.as_deref()), ("--gradescope", arguments.gradescope.as_deref())];
     require_distinct(&files)?;
     require_no_folders(&files)?;
     require_writable(files.iter().filter_map(|(_, path)| *path))?;
+    let cases = arguments.cases.as_deref();
+    cases.map_or(Ok(()), |folder| super::cases::require_no_case(folder, arguments.junit.as_deref()))?;
+    let leave_why = |error| leave_why(arguments, error);
+    let layout = &Layout::find().map_err(leave_why)?;
     if let Some(folder) = &arguments.subjects {
         return super::subjects::run(
             layout,
@@ -75,14 +79,11 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         );
     }
     let subject = arguments.subject.subject.as_deref();
-    let cases = arguments.cases.as_deref();
-    ensure!(
-        arguments.checks.is_empty() || subject.is_some() && cases.is_none(),
-        "--check chooses among the checks of a subject: use it with --subject or --subjects"
-    );
-    cases.map_or(Ok(()), |folder| super::cases::require_no_case(folder, arguments.junit.as_deref()))?;
-    let subject = subject.map(|folder| arguments.subject.find(folder, cases)).transpose();
-    let subject = subject.map_err(|error| leave_why(arguments, error))?;
+    if !arguments.checks.is_empty() && (subject.is_none() || cases.is_some()) {
+        let misplaced = "--check chooses among the checks of a subject: use it with --subject or --subjects";
+        return Err(leave_why(anyhow!(misplaced)));
+    }
+    let subject = subject.map(|folder| arguments.subject.find(folder, cases)).transpose().map_err(leave_why)?;
     if let Some(folder) = cases {
         return super::cases::run(layout, folder, subject.as_ref(), arguments);
     }
@@ -96,11 +97,8 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         printer.line(conditions);
     }
     let grades = match &subject {
-        Some(subject) => match of_subject(layout, subject, arguments) {
-            Ok(grades) => grades.map(|grades| (grades, false)),
-            Err(error) => return Err(leave_why(arguments, error)),
-        },
-        None => of_ours(layout, arguments).map_err(|error| leave_why(arguments, error))?,
+        Some(subject) => of_subject(layout, subject, arguments).map_err(leave_why)?.map(|grades| (grades, false)),
+        None => of_ours(layout, arguments).map_err(leave_why)?,
     };
     let Some((grades, cannot_be_built)) = grades else { return Ok(Ended::Interrupted) };
     if arguments.json {

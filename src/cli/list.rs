@@ -39,13 +39,17 @@ fn text() -> String {
     }
     let (total, answered) = (points(total_points()), points(answered));
     out + &format!(
-        "{} problems, {total} points; this program has answers to parts of {answered} points, and `cs336 writeup` counts those with records\n",
+        "{} problems, {total} points; this program has answers to parts of {answered} points, and `cs336 writeup` \
+         counts those with records\n",
         HANDOUT.len()
     )
 }
 
 fn json_text() -> Result<String> {
-    let part = |problem: &HandoutProblem, part: &Part| json!({"id": part.id, "points": part.points, "kinds": part.kinds, "has_answer": has_answer(problem, part)});
+    let part = |problem: &HandoutProblem, part: &Part| {
+        let has_answer = has_answer(problem, part);
+        json!({"id": part.id, "points": part.points, "kinds": part.kinds, "has_answer": has_answer})
+    };
     let problem = |problem: &HandoutProblem| {
         json!({
             "name": problem.name,

@@ -84,7 +84,7 @@ struct Arguments {
 
 #[derive(Subcommand)]
 enum Verb {
-    /// List the handout's problems: points, parts, and which are answered
+    /// List the handout's problems: points, parts, and which have an answer
     List {
         #[arg(long)]
         json: bool,
@@ -249,7 +249,7 @@ fn run(arguments: Arguments) -> Result<Ended> {
     match arguments.verb {
         Verb::List { json } => list::run(json),
         Verb::Explain { problem } => explain::run(&Layout::find()?, &problem),
-        Verb::Grade(arguments) => grade::run(&Layout::find()?, &arguments),
+        Verb::Grade(arguments) => grade::run(&arguments),
         Verb::Measure(arguments) => measure::run(&Layout::find()?, &arguments),
         Verb::Writeup(arguments) => writeup::run(&Layout::find()?, &arguments),
         Verb::Export(arguments) => export::run(&Layout::find()?, &arguments),

@@ -101,7 +101,9 @@ impl Layout {
             Ok(text) => text,
             // A file where the folder should be holds no record either; writing a record reports it.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                ensure!(!path.is_symlink(), "{} is a link that leads nowhere: mend or remove it", self.display(path));
+                let lost = path.ancestors().find(|at| at.is_symlink() && !at.exists());
+                let named = |link| format!("{} is a link that leads nowhere: mend or remove it", self.display(link));
+                lost.map_or(Ok(()), |link| Err(anyhow!(named(link))))?;
                 return Ok(None);
             }
             Err(error) => return Err(error).with_context(|| format!("failed to read {}", self.display(path))),

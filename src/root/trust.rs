@@ -27,8 +27,7 @@ const STICKY: u32 = 0o1000;
 pub(super) fn require_own(root: &Path, trusted: &Trusted) -> Result<()> {
     let (remedy, mut above) = (remedy(root), BTreeSet::new());
     let mut add_above = |path: &Path| -> Result<()> {
-        let real = fs::canonicalize(path).with_context(|| format!("following {}", shown_path(path)))?;
-        above.extend(real.ancestors().skip(1).map(Path::to_path_buf));
+        above.extend(trusted.way_above(path, &remedy)?);
         Ok(())
     };
     add_above(root)?;
@@ -43,7 +42,8 @@ pub(super) fn require_own(root: &Path, trusted: &Trusted) -> Result<()> {
             let (path, kind) = (entry.path(), entry.file_type().with_context(listed)?);
             // A link that leads nowhere, as an editor's lock is, runs as nothing.
             let is_link_to_file = kind.is_symlink() && path.is_file();
-            if kind.is_file() || is_link_to_file {
+            // Python renames what it compiles, and an installation removes files.
+            if (kind.is_file() || is_link_to_file) && path.exists() {
                 trusted.require(&path, 0, &remedy)?;
             }
             if is_link_to_file {
@@ -58,10 +58,7 @@ pub(super) fn require_own(root: &Path, trusted: &Trusted) -> Result<()> {
 fn code_of(root: &Path) -> Vec<PathBuf> {
     let mut folders: Vec<PathBuf> = CODE.iter().map(|name| root.join(name)).collect();
     let mut trees: Vec<PathBuf> = TREES.iter().map(|name| root.join(name)).collect();
-    for python in folders_in(&root.join(PYTHONS)) {
-        trees.push(python.join("site-packages"));
-        folders.push(python);
-    }
+    trees.extend(folders_in(&root.join(PYTHONS)));
     // A link may lead to a folder that it lies in.
     let mut seen = BTreeSet::new();
     while let Some(folder) = trees.pop() {
@@ -101,8 +98,8 @@ pub fn require_own_repository(root: &Path) -> Result<bool> {
         for folder in folders {
             let parts = ["", "commondir", "config", "config.worktree"].map(|name| folder.join(name));
             parts.iter().filter(|part| part.exists()).try_for_each(|part| trusted.require(part, 0, &remedy))?;
-            let real = fs::canonicalize(&folder).with_context(|| format!("following {}", shown_path(&folder)))?;
-            real.ancestors().skip(1).try_for_each(|above| trusted.require(above, STICKY, &remedy))?;
+            let above = trusted.way_above(&folder, &remedy)?;
+            above.iter().try_for_each(|above| trusted.require(above, STICKY, &remedy))?;
         }
     }
     Ok(true)
@@ -126,13 +123,8 @@ fn remedy(root: &Path) -> String {
 /// others can write to: they could put another one there. `remedy` ends the message.
 pub fn require_own_way(folder: &Path, remedy: &str) -> Result<()> {
     let trusted = Trusted::of(folder, false)?;
-    let (links, real) = way_to(folder).with_context(|| format!("following {}", shown_path(folder)))?;
-    for link in &links {
-        let owner = fs::symlink_metadata(link)?.uid();
-        ensure!(trusted.users.contains(&owner), "{} is a link of user {owner}: {remedy}", shown_path(link));
-    }
-    let folders = links.iter().filter_map(|link| link.parent()).chain([real.as_path()]).flat_map(Path::ancestors);
-    BTreeSet::from_iter(folders).into_iter().try_for_each(|step| trusted.require(step, STICKY, remedy))
+    trusted.require(folder, STICKY, remedy)?;
+    trusted.way_above(folder, remedy)?.iter().try_for_each(|step| trusted.require(step, STICKY, remedy))
 }
 
 /// The links that a path leads through, each with its path, in which there is no further link; and where it leads in the end.
@@ -179,13 +171,27 @@ impl Trusted {
         Ok(trusted)
     }
 
+    /// The folders above `path` and above all links on the way to it, to the root.
+    ///
+    /// Errors: a user who is not trusted owns such a link.
+    fn way_above(&self, path: &Path, remedy: &str) -> Result<BTreeSet<PathBuf>> {
+        let (mut steps, real) = way_to(path).with_context(|| format!("following {}", shown_path(path)))?;
+        for link in &steps {
+            let owner = fs::symlink_metadata(link)?.uid();
+            ensure!(self.users.contains(&owner), "{} is a link of user {owner}: {remedy}", shown_path(link));
+        }
+        steps.push(real);
+        Ok(steps.iter().flat_map(|step| step.ancestors().skip(1)).map(Path::to_path_buf).collect())
+    }
+
     /// Errors: others own `path` or can write to it, unless its mode has the bit `allowing`.
     fn require(&self, path: &Path, allowing: u32, remedy: &str) -> Result<()> {
         let found = look_at(path)?;
         let (shown, owner, mode) = (shown_path(path), found.uid(), found.mode() & 0o7777);
         let user = self.users[0];
         ensure!(self.users.contains(&owner), "{shown} belongs to user {owner}, and you are user {user}: {remedy}");
-        let is_open = mode & OTHERS_WRITE != 0 || mode & GROUP_WRITES != 0 && !self.groups.contains(&found.gid());
+        let only_ours = || self.groups.contains(&found.gid()) && !has_access_list(path);
+        let is_open = mode & OTHERS_WRITE != 0 || mode & GROUP_WRITES != 0 && !only_ours();
         ensure!(!is_open || mode & allowing != 0, "other users can write to {shown} (mode {mode:o}): {remedy}");
         Ok(())
     }
@@ -208,6 +214,13 @@ fn is_private(user: u32, group: u32, users: &str, groups: &str) -> bool {
     let of_group = groups.lines().map(fields).find(|fields| fields.len() > 3 && fields[2] == group);
     let has_only = |members: &str| members.split(',').all(|member| member.is_empty() || member == name);
     is_alone && of_group.is_some_and(|fields| fields[0] == *name && has_only(&fields[3]))
+}
+
+/// Whether users or groups of their own have rights to `path`. The group's bits of its mode are then the most that these have
+/// (acl(5)).
+fn has_access_list(path: &Path) -> bool {
+    let mut list = [0u8; 64 << 10];
+    rustix::fs::getxattr(path, c"system.posix_acl_access", &mut list[..]).is_ok_and(|bytes| bytes > 0)
 }
 
 fn look_at(path: &Path) -> Result<fs::Metadata> {

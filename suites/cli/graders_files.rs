@@ -144,15 +144,17 @@ fn an_empty_path_leaves_no_temporary_folder() {
 }
 
 #[test]
-fn a_problem_that_is_not_there_leaves_no_older_grades() {
+fn a_mistake_leaves_no_older_grades() {
     let tree = Tree::new();
     for file in ["j.xml", "g.json"] {
         fs::write(tree.path(file), "older grades").unwrap();
     }
-    let said = tree.refused(&["grade", "nosuch", "--junit", "j.xml", "--gradescope", "g.json"]);
-    for file in ["j.xml", "g.json"] {
-        let left = fs::read_to_string(tree.path(file)).unwrap();
-        assert!(said.contains("nosuch") && left.contains("nosuch") && !left.contains("older"), "{said}{left}");
+    for (mistake, why) in [(&["nosuch"][..], "nosuch"), (&["--check", "x"], "--check chooses")] {
+        let said = tree.refused(&[&["grade", "--junit", "j.xml", "--gradescope", "g.json"], mistake].concat());
+        for file in ["j.xml", "g.json"] {
+            let left = fs::read_to_string(tree.path(file)).unwrap();
+            assert!(said.contains(why) && left.contains(why) && !left.contains("older"), "{said}{left}");
+        }
     }
 }
 

@@ -134,6 +134,47 @@ fn what_a_link_in_the_tree_leads_to_is_a_part_of_it() {
 }
 
 #[test]
+fn every_folder_that_links_lead_through_is_looked_at() {
+    let above = tempfile::tempdir().unwrap();
+    let [tree, real, open] = ["tree", "real", "open"].map(|name| above.path().join(name));
+    [&tree.join("kernels"), &tree.join("suites"), &real, &open].iter().for_each(|at| fs::create_dir_all(at).unwrap());
+    fs::write(real.join("file"), "").unwrap();
+    for (link, target, real) in [("suites/peers", "folder", &real), ("kernels/file", "hop", &real.join("file"))] {
+        std::os::unix::fs::symlink(real, open.join(target)).unwrap();
+        std::os::unix::fs::symlink(open.join(target), tree.join(link)).unwrap();
+        assert_eq!(refusal(&tree, false), "");
+        set_mode(&open, 0o777);
+        assert!(refusal(&tree, false).contains("open (mode 777)"), "{link}");
+        set_mode(&open, 0o755);
+        fs::remove_file(tree.join(link)).unwrap();
+    }
+}
+
+#[test]
+fn rights_of_another_user_by_an_access_list_are_those_of_others() {
+    let Some(group) = private_group() else {
+        eprintln!("skipped: without a private group no group may write at all");
+        return;
+    };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let trusted = Trusted { users: vec![rustix::process::geteuid().as_raw()], groups: vec![group] };
+    set_mode(file.path(), 0o664);
+    trusted.require(file.path(), 0, "").unwrap();
+    // Owner, user 65534, group, the most that both have, others (acl(5)); each a tag, rights and a number.
+    let entries = [(1u16, 6u16, u32::MAX), (2, 6, 65_534), (4, 4, u32::MAX), (16, 6, u32::MAX), (32, 4, u32::MAX)];
+    let bytes = |(tag, rights, id): (u16, u16, u32)| {
+        [&tag.to_le_bytes()[..], &rights.to_le_bytes(), &id.to_le_bytes()].concat()
+    };
+    let list = [2u32.to_le_bytes().to_vec(), entries.map(bytes).concat()].concat();
+    let flags = rustix::fs::XattrFlags::empty();
+    if let Err(error) = rustix::fs::setxattr(file.path(), c"system.posix_acl_access", &list, flags) {
+        eprintln!("skipped: the folder of temporary files has no access lists: {error}");
+        return;
+    }
+    assert!(trusted.require(file.path(), 0, "").unwrap_err().to_string().contains("other users can write to"));
+}
+
+#[test]
 fn a_tree_of_another_user_is_refused_with_the_remedy() {
     if !rustix::process::geteuid().is_root() {
         eprintln!("skipped: only root can give a folder to another user");
