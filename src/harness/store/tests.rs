@@ -102,3 +102,19 @@ fn comments_are_dropped_and_strings_are_kept() {
     assert_eq!(code_of(source), "int a;\nasm(\"// \\\" //\");\n  b / c;\n");
     assert_ne!(code_of("a / b;"), code_of("a // b;"));
 }
+
+#[test]
+fn a_link_that_leads_nowhere_is_no_missing_record() {
+    let folder = tempfile::tempdir().unwrap();
+    let layout = Layout::at(folder.path().into());
+    let read = || layout.read_accepted_file("x", Profile::Gpu).map_err(|error| error.to_string());
+    assert_eq!(read(), Ok(None));
+    fs::create_dir_all(folder.path().join("snapshots/gpu")).unwrap();
+    let record = layout.accepted(Profile::Gpu, "x");
+    symlink("nowhere", &record).unwrap();
+    assert!(read().unwrap_err().contains("snapshots/gpu/x.json is a link that leads nowhere"));
+    fs::remove_file(record).unwrap();
+    fs::remove_dir(folder.path().join("snapshots/gpu")).unwrap();
+    symlink("nowhere", folder.path().join("snapshots/gpu")).unwrap();
+    assert!(read().unwrap_err().contains("snapshots/gpu is a link that leads nowhere"));
+}
