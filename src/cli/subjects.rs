@@ -101,6 +101,15 @@ impl<'a> Output<'a> {
     }
 }
 
+impl Drop for Output<'_> {
+    fn drop(&mut self) {
+        if self.is_new {
+            // Fails where there is a file in it.
+            let _ = fs::remove_dir(self.path);
+        }
+    }
+}
+
 /// The folder, opened. Errors: others than this user own it or can write to it, or to what is above it.
 fn require_closed(path: &Path) -> Result<File> {
     let shown = shown_path(path);
@@ -114,15 +123,6 @@ fn require_closed(path: &Path) -> Result<File> {
     );
     require_own_way(path, "others can put links there; name another folder by --output")?;
     Ok(folder)
-}
-
-impl Drop for Output<'_> {
-    fn drop(&mut self) {
-        if self.is_new {
-            // Fails where there is a file in it.
-            let _ = fs::remove_dir(self.path);
-        }
-    }
 }
 
 /// In what conditions a subject was graded, and its grades; `None` when interrupted. Errors: why it could not be graded.

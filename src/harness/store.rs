@@ -5,7 +5,7 @@ use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context as _, Result, anyhow, ensure};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
@@ -101,9 +101,9 @@ impl Layout {
             Ok(text) => text,
             // A file where the folder should be holds no record either; writing a record reports it.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                let lost = path.ancestors().find(|at| at.is_symlink() && !at.exists());
-                let named = |link| format!("{} is a link that leads nowhere: mend or remove it", self.display(link));
-                lost.map_or(Ok(()), |link| Err(anyhow!(named(link))))?;
+                if let Some(link) = path.ancestors().find(|at| at.is_symlink() && !at.exists()) {
+                    bail!("{} is a link that leads nowhere: mend or remove it", self.display(link));
+                }
                 return Ok(None);
             }
             Err(error) => return Err(error).with_context(|| format!("failed to read {}", self.display(path))),

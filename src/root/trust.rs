@@ -13,7 +13,7 @@ use crate::printable::shown_path;
 
 /// Folders of what runs as code: whoever can write to one, or to a folder above it, can replace what is in it.
 const CODE: &[&str] = &["", PROGRAMS, ".venv", ".venv/bin", PYTHONS];
-/// Of these, and of Python's packages, the folders in them too, such as `__pycache__`.
+/// Of these, and of each version of Python, the folders in them too, such as `__pycache__`.
 const TREES: &[&str] = &["suites", "kernels"];
 /// A folder for each version of Python.
 const PYTHONS: &str = ".venv/lib";
@@ -39,14 +39,14 @@ pub(super) fn require_own(root: &Path, trusted: &Trusted) -> Result<()> {
         }
         for entry in fs::read_dir(&folder).with_context(listed)? {
             let entry = entry.with_context(listed)?;
-            let (path, kind) = (entry.path(), entry.file_type().with_context(listed)?);
-            // A link that leads nowhere, as an editor's lock is, runs as nothing.
-            let is_link_to_file = kind.is_symlink() && path.is_file();
-            // Python renames what it compiles, and an installation removes files.
-            if (kind.is_file() || is_link_to_file) && path.exists() {
-                trusted.require(&path, 0, &remedy)?;
+            let path = entry.path();
+            // A link that leads nowhere, as an editor's lock is, runs as nothing; nor does a file that Python, which compiles
+            // under another name, or an installation has removed since.
+            if !path.is_file() {
+                continue;
             }
-            if is_link_to_file {
+            trusted.require(&path, 0, &remedy)?;
+            if entry.file_type().with_context(listed)?.is_symlink() {
                 add_above(&path)?;
             }
         }

@@ -67,7 +67,7 @@ const TABLE: &[BadInput] = &[
         ["world_size is 0", "between 1 and 16", "between 1 and 16"]),
     bad("a worker started by hand", &["worker"], ["only cs336 itself starts this process", "run", "`cs336 measure`"]),
     bad("a write-up that was never built", &["writeup", "--fresh"],
-        ["no case was measured", "run", "`cs336 measure`"]),
+        ["there are no records", "run", "`cs336 measure`"]),
     spoilt("a suite that is missing", |tree| fs::remove_file(tree.path(format!("suites/{PROBLEM}.toml"))).unwrap(),
         ["cannot be read", "declares what mixed_precision_accumulation measures", "git checkout suites/"]),
     spoilt("a suite with an unknown profile", |tree| tree.suite("[tpu.a]\naddend = \"float32\"\n"),

@@ -91,7 +91,7 @@ impl Records {
     ///
     /// Errors: neither exists.
     pub fn main(&self) -> Result<&RecordSet> {
-        self.gpu().or_else(|| self.cpu()).context("no case was measured: run `cs336 measure`")
+        self.gpu().or_else(|| self.cpu()).context("there are no records: run `cs336 measure`")
     }
 
     /// `None` if no case is recorded.
@@ -128,7 +128,8 @@ impl Records {
         self.unreadable.iter().chain(self.others.values().flat_map(|other| &other.unreadable))
     }
 
-    /// Whether a case was measured and every planned one has an outcome that is not a failure, in the records that the report prints.
+    /// Whether a case was measured and every planned one has an outcome that is not a failure, in the records that the report
+    /// prints.
     pub fn are_complete(&self) -> bool {
         match self.main() {
             Ok(set) => {
