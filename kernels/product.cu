@@ -52,7 +52,7 @@
 //      entries 1 to 5 compare, 125.2 and 143.9, 243.8 and 302.4: the library's first choice, and not what a step runs. Whole steps of
 //      xl, batch 4, on other H200s than the records: 60.1 ms at 2,048 tokens as without it (these products take 5.69 ms and took
 //      5.80), 106.1 at 4,096 (107.5), which is 0.86 of torch.compile's best (0.87). So it pays at 4,096 rows alone, by a hundredth.
-//   8. Next: a step of xl at 2,048 tokens has 1,413 kernels and 2.6 ms between them. Norms, rotations, SwiGLU and these products could
+//   8. Next: a step of xl at 2,048 tokens has 1,413 kernels and fills, and 2.6 ms between them. Norms, rotations, SwiGLU and these products could
 //      begin while the kernel before them ends, as flash_backward.cu's do.
 //
 // Set by src/model/fused/own_products.rs: PRODUCT_COLUMNS, PRODUCT_GATED, PRODUCT_CLUSTER (blocks of a cluster: 1 or 2),
