@@ -15,6 +15,7 @@ use tch::{Device, Kind, Tensor};
 
 use self::descriptors::{Descriptors, Shape};
 use self::kept::{Kept, Key};
+use super::counters::{COUNTER_BYTES, take_clear};
 use super::device::{context_of, keeping_current};
 use super::jit::Compiler;
 use super::stream::least_seconds;
@@ -74,8 +75,13 @@ pub struct Choice {
 
 struct Plan {
     descriptors: Descriptors,
-    algorithm: sys::cublasLtMatmulAlgo_t,
+    algorithm: Algorithm,
     choice: Choice,
+}
+
+struct Algorithm {
+    cublaslt: sys::cublasLtMatmulAlgo_t,
+    workspace_bytes: usize,
 }
 
 struct Handle(sys::cublasLtHandle_t);
@@ -123,7 +129,10 @@ impl MatrixProducts {
                 plan
             }
         };
-        self.run(&plan.descriptors, &plan.algorithm, [a, b, out])
+        let is_counter = (1..=COUNTER_BYTES).contains(&plan.algorithm.workspace_bytes);
+        let counter = if is_counter { take_clear(self.device)? } else { None };
+        let workspace = counter.as_ref().unwrap_or(&self.workspace);
+        self.run(&plan.descriptors, &plan.algorithm, [a, b, out], workspace)
     }
 
     /// What was chosen, by shape.
@@ -143,12 +152,12 @@ impl MatrixProducts {
         let key = Key::of(&shape, self.allow_tf32, &self.context.name()?, version, WORKSPACE_BYTES);
         if let Some(Kept { algorithm, choice }) = self.cache.as_ref().and_then(|cache| Kept::read(cache, &key)) {
             let algorithm = sys::cublasLtMatmulAlgo_t { data: algorithm };
-            if self.accepts(&descriptors, &algorithm)? {
+            if let Some(algorithm) = self.accepted(&descriptors, algorithm)? {
                 return Ok(Plan { descriptors, algorithm, choice: Choice { from_cache: true, ..choice } });
             }
         }
         let (algorithm, choice) = self.choose(&shape, &descriptors, operands)?;
-        let kept = Kept { algorithm: algorithm.data, choice: choice.clone() };
+        let kept = Kept { algorithm: algorithm.cublaslt.data, choice: choice.clone() };
         if let Some(Err(error)) = self.cache.as_ref().map(|cache| kept.write(cache, &key)) {
             static TOLD: Once = Once::new();
             TOLD.call_once(|| eprintln!("cs336: chosen algorithms of products are not kept: {error:#}"));
@@ -156,8 +165,8 @@ impl MatrixProducts {
         Ok(Plan { descriptors, algorithm, choice })
     }
 
-    /// Whether cuBLASLt runs an algorithm, which may have been read from a file, for this product.
-    fn accepts(&self, descriptors: &Descriptors, algorithm: &sys::cublasLtMatmulAlgo_t) -> Result<bool> {
+    /// An algorithm, which may have been read from a file, if cuBLASLt runs it for this product.
+    fn accepted(&self, descriptors: &Descriptors, algorithm: sys::cublasLtMatmulAlgo_t) -> Result<Option<Algorithm>> {
         let &Descriptors { product, first, second, out } = descriptors;
         // SAFETY: all zero bytes are a value of this struct of numbers.
         let mut found = unsafe { std::mem::zeroed::<sys::cublasLtMatmulHeuristicResult_t>() };
@@ -166,23 +175,22 @@ impl MatrixProducts {
             // SAFETY: the handle and the descriptors are alive, and both structs outlive the call, which checks the algorithm's
             // numbers and runs nothing.
             let status = unsafe {
-                sys::cublasLtMatmulAlgoCheck(self.handle.0, product, first, second, out, out, algorithm, &mut found)
+                sys::cublasLtMatmulAlgoCheck(self.handle.0, product, first, second, out, out, &algorithm, &mut found)
             };
-            Ok(status.result().is_ok() && found.state.result().is_ok() && found.workspaceSize <= WORKSPACE_BYTES)
+            let workspace_bytes = found.workspaceSize;
+            let is_accepted =
+                status.result().is_ok() && found.state.result().is_ok() && workspace_bytes <= WORKSPACE_BYTES;
+            Ok(is_accepted.then_some(Algorithm { cublaslt: algorithm, workspace_bytes }))
         };
         keeping_current(check)
     }
 
     /// Tries every algorithm a few times, then the best few more often.
-    fn choose(
-        &self,
-        shape: &Shape,
-        descriptors: &Descriptors,
-        operands: [&Tensor; 3],
-    ) -> Result<(sys::cublasLtMatmulAlgo_t, Choice)> {
-        let found = self.algorithms(descriptors)?;
-        let seconds_of =
-            |algorithm, calls| least_seconds(self.device, calls, || self.run(descriptors, algorithm, operands));
+    fn choose(&self, shape: &Shape, descriptors: &Descriptors, operands: [&Tensor; 3]) -> Result<(Algorithm, Choice)> {
+        let mut found = self.algorithms(descriptors)?;
+        let seconds_of = |algorithm, calls| {
+            least_seconds(self.device, calls, || self.run(descriptors, algorithm, operands, &self.workspace))
+        };
         let mut timed = Vec::new();
         for (i, algorithm) in found.iter().enumerate() {
             // cuBLASLt lists some that it then refuses to run.
@@ -203,16 +211,17 @@ impl MatrixProducts {
         };
         let first_s = timed.iter().find(|(i, _)| *i == 0).map_or(best_s, |(_, seconds)| *seconds);
         let Shape { m, n, k, a, b, .. } = *shape;
-        let (transposed, algorithm) = ([a.is_transposed, b.is_transposed], numbers_of(&found[best])?);
+        let (transposed, algorithm) = ([a.is_transposed, b.is_transposed], numbers_of(&found[best].cublaslt)?);
         let choice = Choice { m, n, k, transposed, tried, first_s, best_s, algorithm, from_cache: false };
-        Ok((found[best], choice))
+        Ok((found.swap_remove(best), choice))
     }
 
     fn run(
         &self,
         descriptors: &Descriptors,
-        algorithm: &sys::cublasLtMatmulAlgo_t,
+        algorithm: &Algorithm,
         [a, b, out]: [&Tensor; 3],
+        workspace: &Tensor,
     ) -> Result<()> {
         let stream = torch::stream::current_stream(self.device)? as sys::cudaStream_t;
         let [one, zero] = [1.0f32, 0.0];
@@ -222,8 +231,8 @@ impl MatrixProducts {
         let multiply = || {
             self.context.bind_to_thread()?;
             // SAFETY: the descriptors were made for these tensors' shapes, strides and kinds (`Shape::of`), which live on this
-            // device; the algorithm is one that cuBLASLt listed for them with this much workspace; alpha and beta outlive the
-            // call. Work of one stream follows work of the same stream, so the workspace has one user at a time.
+            // device; the algorithm is one that cuBLASLt listed for them, and the workspace has the bytes that it needs; alpha and
+            // beta outlive the call. Work of one stream follows work of the same stream, so the workspace has one user at a time.
             Ok(unsafe {
                 result::matmul(
                     self.handle.0,
@@ -238,9 +247,9 @@ impl MatrixProducts {
                     result,
                     pointer(out),
                     result,
-                    algorithm,
-                    self.workspace.data_ptr(),
-                    WORKSPACE_BYTES,
+                    &algorithm.cublaslt,
+                    workspace.data_ptr(),
+                    workspace.numel() * workspace.kind().elt_size_in_bytes(),
                     stream,
                 )
             })
@@ -249,7 +258,7 @@ impl MatrixProducts {
     }
 
     /// The algorithms that cuBLASLt has for a product, the one it holds for the best first.
-    fn algorithms(&self, descriptors: &Descriptors) -> Result<Vec<sys::cublasLtMatmulAlgo_t>> {
+    fn algorithms(&self, descriptors: &Descriptors) -> Result<Vec<Algorithm>> {
         let &Descriptors { product, first, second, out } = descriptors;
         let preference = result::create_matmul_pref().context("making a preference of cuBLASLt")?;
         let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
@@ -285,7 +294,11 @@ impl MatrixProducts {
         found.truncate(usize::try_from(count)?);
         found.retain(|one| one.state.result().is_ok() && one.workspaceSize <= WORKSPACE_BYTES);
         ensure!(!found.is_empty(), "cuBLASLt has no algorithm for it");
-        Ok(found.into_iter().map(|one| one.algo).collect())
+        let algorithm = |one: sys::cublasLtMatmulHeuristicResult_t| Algorithm {
+            cublaslt: one.algo,
+            workspace_bytes: one.workspaceSize,
+        };
+        Ok(found.into_iter().map(algorithm).collect())
     }
 }
 

@@ -9,6 +9,7 @@
 //! A kernel's parameters are a struct ([`DeviceStruct`]) that borrows the tensors it points to.
 
 mod cache;
+mod counters;
 mod dependent_launch;
 mod device;
 pub mod emulator;
@@ -24,6 +25,7 @@ mod toolchain;
 mod trusted_folder;
 
 pub use cache::Cache;
+pub use counters::{Counters, take_clear};
 pub use dependent_launch::DependentLaunches;
 pub use device::{Arch, compute_capability, most_shared_bytes, multiprocessors};
 pub use jit::{Built, Compiler, Origin, Program, kernel_cache, use_package};

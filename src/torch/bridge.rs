@@ -51,6 +51,13 @@ pub(super) mod ffi {
         elements: u64,
     }
 
+    /// Bytes on a device from one address to before another.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    struct AddressRange {
+        first: u64,
+        end: u64,
+    }
+
     /// A device's memory as its driver counts it, including that of other programs.
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     struct MemoryInfo {
@@ -158,7 +165,7 @@ pub(super) mod ffi {
         type CudaGraph;
         fn new_cuda_graph(device: i8) -> Result<UniquePtr<CudaGraph>>;
         fn begin(self: Pin<&mut CudaGraph>) -> Result<()>;
-        fn end(self: Pin<&mut CudaGraph>) -> Result<()>;
+        fn end(self: Pin<&mut CudaGraph>, cleared: &[AddressRange]) -> Result<()>;
         fn replay(self: &CudaGraph) -> Result<()>;
         fn num_nodes(self: &CudaGraph) -> u64;
 

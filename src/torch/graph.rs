@@ -1,10 +1,11 @@
 //! Work of a device that is captured once as a CUDA graph and then replayed at the cost of a single launch.
 
+use std::cell::RefCell;
 use std::sync::Mutex;
 
 use anyhow::{Context as _, Result};
 use cxx::UniquePtr;
-use tch::Device;
+use tch::{Device, Tensor};
 
 use super::bridge::{check, ffi};
 use super::library::{cuda_index, require_built_version};
@@ -20,6 +21,11 @@ use super::stream::{self, synchronize};
 pub struct Captured<T> {
     graph: UniquePtr<ffi::CudaGraph>,
     output: T,
+}
+
+thread_local! {
+    /// What the capture that is under way on this thread has cleared for its kernels; `None` without one.
+    static CLEARED: RefCell<Option<Vec<ffi::AddressRange>>> = const { RefCell::new(None) };
 }
 
 impl<T> Captured<T> {
@@ -46,8 +52,11 @@ impl<T> Captured<T> {
         let mut graph = check(ffi::new_cuda_graph(index))?;
         let _side_stream = check(ffi::enter_side_stream(index))?;
         check(graph.pin_mut().begin()).context("starting to capture a CUDA graph")?;
-        let output = body().context("while a CUDA graph was captured")?;
-        check(graph.pin_mut().end()).context(
+        CLEARED.set(Some(Vec::new()));
+        let output = body();
+        let cleared = CLEARED.take().unwrap_or_default();
+        let output = output.context("while a CUDA graph was captured")?;
+        check(graph.pin_mut().end(&cleared)).context(
             "a CUDA graph cannot hold what was captured: it may not wait for the device, copy from or to ordinary host \
              memory, or leave work on other streams",
         )?;
@@ -68,6 +77,17 @@ impl<T> Captured<T> {
     pub fn num_nodes(&self) -> u64 {
         self.graph.num_nodes()
     }
+}
+
+/// Leaves out of the graph that this thread captures, if any, what fills a part of `cleared` with zeros. To be called when the
+/// body has filled all of it; each part must serve one kernel, which finds it as it was filled.
+pub fn leave_out_fills(cleared: &Tensor) {
+    CLEARED.with_borrow_mut(|all| {
+        let Some(all) = all else { return };
+        let first = cleared.data_ptr() as u64;
+        let bytes = (cleared.numel() * cleared.kind().elt_size_in_bytes()) as u64;
+        all.push(ffi::AddressRange { first, end: first + bytes });
+    });
 }
 
 /// Runs `body` on the stream that captures use, between two synchronisations of `device`.

@@ -1,9 +1,12 @@
 //! GPU checks of CUDA graphs: what a replay reads and writes, and the state after a failed capture.
 
 use anyhow::{Result, bail, ensure};
+use cudarc::driver::result::memset_d8_async;
+use cudarc::driver::sys;
 use tch::{Device, Kind, Tensor};
 
 use super::error_of;
+use crate::cuda::{Counters, take_clear};
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Verdict;
 use crate::torch::autograd::{backward, release_grad};
@@ -26,6 +29,11 @@ pub const CHECKS: &[DeviceCheck] = &[
         "the_device_is_usable_after_a_failed_capture",
         "After a capture that fails, random numbers, the allocator's cache and another capture work.",
         the_device_is_usable_after_a_failed_capture,
+    ),
+    DeviceCheck::new(
+        "a_graph_clears_its_counters_once",
+        "A CUDA graph leaves out the fills of counters that it has cleared, and every replay clears them.",
+        a_graph_clears_its_counters_once,
     ),
     DeviceCheck::new(
         "dropping_a_graph_frees_its_memory",
@@ -106,6 +114,38 @@ fn the_device_is_usable_after_a_failed_capture() -> Result<Verdict> {
         ensure!(*captured.output() == expected, "the next graph gives another product, after {error}");
     }
     Verdict::passed(format!("{} ways to fail", attempts.len()))
+}
+
+fn a_graph_clears_its_counters_once() -> Result<Verdict> {
+    let device = cuda_device(0)?;
+    let counters = Counters::new(device, 3)?;
+    let other = Tensor::f_zeros([1], (Kind::Int, device))?;
+    // As cuBLASLt before a product: it clears the word, and the kernel counts in it.
+    let count_in = |word: &Tensor| -> Result<()> {
+        let stream = stream::current_stream(device)? as sys::CUstream;
+        // SAFETY: the word has 4 bytes on this device, whose context libtorch has made current.
+        unsafe { memset_d8_async(word.data_ptr() as sys::CUdeviceptr, 0, 4, stream) }?;
+        let _ = word.f_narrow(0, 0, 1)?.f_add_scalar_(1)?;
+        Ok(())
+    };
+    let body = || -> Result<Vec<Tensor>> {
+        let _clear = counters.clear()?;
+        let taken: Vec<_> = std::iter::from_fn(|| take_clear(device).transpose()).collect::<Result<_>>()?;
+        taken.iter().chain([&other]).try_for_each(count_in)?;
+        Ok(taken)
+    };
+    on_side_stream(device, || body().map(drop))?;
+    let captured = Captured::capture(device, body)?;
+    ensure!(captured.num_nodes() == 6, "{} nodes, not a fill, four kernels and the other's fill", captured.num_nodes());
+    for _ in 0..3 {
+        captured.replay()?;
+    }
+    stream::synchronize(device)?;
+    for counter in captured.output().iter().chain([&other]) {
+        let count = counter.f_int64_value(&[0])?;
+        ensure!(count == 1, "a counter holds {count}, not the 1 of one replay");
+    }
+    Verdict::passed(format!("{} nodes for {} counters", captured.num_nodes(), captured.output().len()))
 }
 
 fn dropping_a_graph_frees_its_memory() -> Result<Verdict> {

@@ -20,7 +20,7 @@ use super::norm::EPS;
 use super::optim::AdamWOptions;
 use super::{Config, Precision, Transformer};
 use crate::attention::Attention;
-use crate::cuda::Choice;
+use crate::cuda::{Choice, Counters};
 use crate::torch::autograd::changed_in_place;
 
 mod backward;
@@ -46,6 +46,7 @@ pub struct FusedStep {
     weights: Weights,
     gradients: Weights,
     buffers: Buffers,
+    counters: Counters,
     cosines: Tensor,
     sines: Tensor,
     /// AdamW's counter: the steps, and two factors that follow from them.
@@ -121,6 +122,7 @@ impl FusedStep {
         let packed = Packed::of(model, precision, kept, shard, device)?;
         let (weights, gradients) = (packed.weights()?, packed.weight_gradients(kept)?);
         let buffers = Buffers::new(&config, batch, precision, kernels.norm_blocks(), device)?;
+        let counters = Counters::new(device, Self::counters(&config))?;
         let [cosines, sines] = model.rope().tables().map(Tensor::shallow_clone);
         let progress = Tensor::f_zeros([2], (Kind::Int64, device))?;
         Ok(Self {
@@ -135,10 +137,16 @@ impl FusedStep {
             weights,
             gradients,
             buffers,
+            counters,
             cosines,
             sines,
             progress,
         })
+    }
+
+    /// Of a layer's four products each way (backward two for each), and its attention; and of the head's three products.
+    fn counters(config: &Config) -> usize {
+        13 * config.num_layers as usize + 3
     }
 
     /// Bytes of the storage and the buffers of a step on an H200, beside which attention's own are small.
@@ -187,6 +195,7 @@ impl FusedStep {
 
     /// Forward and backward pass, and what is done with the gradients.
     fn pass(&self, tokens: &Tensor, targets: &Tensor, then: Then) -> Result<Tensor> {
+        let _clear = self.counters.clear()?;
         let [embedding, gains] = self.packed.embedding_and_gains()?;
         let lse = self.forward(tokens, &embedding, &gains).context("in the forward pass")?;
         let loss = self.head(targets)?;

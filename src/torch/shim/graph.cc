@@ -9,12 +9,17 @@
 #include <c10/core/impl/VirtualGuardImpl.h>
 #include <c10/cuda/CUDACachingAllocator.h>
 
+#include "cs336/src/torch/bridge.rs.h"
+
 #include <dlfcn.h>
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <stdexcept>
 #include <string>
+#include <type_traits>
+#include <vector>
 
 namespace cs336 {
 
@@ -36,6 +41,12 @@ struct Runtime {
   CS336_FUNCTION(cudaStreamBeginCapture);
   CS336_FUNCTION(cudaStreamEndCapture);
   CS336_FUNCTION(cudaGraphGetNodes);
+  CS336_FUNCTION(cudaGraphNodeGetType);
+  CS336_FUNCTION(cudaGraphMemsetNodeGetParams);
+  CS336_FUNCTION(cudaGraphNodeGetDependencies);
+  CS336_FUNCTION(cudaGraphNodeGetDependentNodes);
+  CS336_FUNCTION(cudaGraphAddDependencies);
+  CS336_FUNCTION(cudaGraphDestroyNode);
   CS336_FUNCTION(cudaGraphInstantiateWithFlags);
   CS336_FUNCTION(cudaGraphDestroy);
   CS336_FUNCTION(cudaGraphLaunch);
@@ -77,6 +88,53 @@ c10::Stream side_stream(c10::Device device) {
   const auto known = streams.find(device.index());
   return known != streams.end() ? known->second
                                 : streams.emplace(device.index(), cuda().getStreamFromGlobalPool(device)).first->second;
+}
+
+std::vector<cudaGraphNode_t> nodes_of(cudaGraph_t graph) {
+  size_t count = 0;
+  check_cuda(runtime().cudaGraphGetNodes(graph, nullptr, &count), "cudaGraphGetNodes");
+  std::vector<cudaGraphNode_t> nodes(count);
+  check_cuda(runtime().cudaGraphGetNodes(graph, nodes.data(), &count), "cudaGraphGetNodes");
+  return nodes;
+}
+
+bool clears_part_of(cudaGraphNode_t node, rust::Slice<const AddressRange> cleared) {
+  auto type = cudaGraphNodeTypeEmpty;
+  check_cuda(runtime().cudaGraphNodeGetType(node, &type), "cudaGraphNodeGetType");
+  if (type != cudaGraphNodeTypeMemset) {
+    return false;
+  }
+  cudaMemsetParams fill{};
+  check_cuda(runtime().cudaGraphMemsetNodeGetParams(node, &fill), "cudaGraphMemsetNodeGetParams");
+  const auto first = reinterpret_cast<uint64_t>(fill.dst), end = first + fill.width * fill.elementSize;
+  return fill.value == 0 && fill.height == 1 && std::any_of(cleared.begin(), cleared.end(), [&](const AddressRange &range) {
+           const bool is_all = first == range.first && end == range.end;
+           return first >= range.first && end <= range.end && !is_all;
+         });
+}
+
+// The nodes that `list` (cudaGraphNodeGetDependencies or cudaGraphNodeGetDependentNodes) has for `node`.
+template <typename List> std::vector<cudaGraphNode_t> neighbours(List *list, cudaGraphNode_t node) {
+  size_t count = 0;
+  check_cuda(list(node, nullptr, nullptr, &count), "listing a node's neighbours");
+  std::vector<cudaGraphNode_t> nodes(count);
+  check_cuda(list(node, nodes.data(), nullptr, &count), "listing a node's neighbours");
+  return nodes;
+}
+
+// What follows them follows what they followed.
+void leave_out_fills(cudaGraph_t graph, rust::Slice<const AddressRange> cleared) {
+  for (const auto node : nodes_of(graph)) {
+    if (!clears_part_of(node, cleared)) {
+      continue;
+    }
+    for (const auto before : neighbours(runtime().cudaGraphNodeGetDependencies, node)) {
+      for (const auto after : neighbours(runtime().cudaGraphNodeGetDependentNodes, node)) {
+        check_cuda(runtime().cudaGraphAddDependencies(graph, &before, &after, nullptr, 1), "cudaGraphAddDependencies");
+      }
+    }
+    check_cuda(runtime().cudaGraphDestroyNode(node), "cudaGraphDestroyNode");
+  }
 }
 
 } // namespace
@@ -122,19 +180,17 @@ void CudaGraph::begin() {
   }
 }
 
-void CudaGraph::end() {
+void CudaGraph::end(rust::Slice<const AddressRange> cleared) {
   cudaGraph_t graph = nullptr;
   const auto ended = runtime().cudaStreamEndCapture(stream_, &graph);
   capturing_ = false;
   end_pool();
   check_cuda(ended, "cudaStreamEndCapture");
-  size_t num_nodes = 0;
-  const auto counted = runtime().cudaGraphGetNodes(graph, nullptr, &num_nodes);
-  const auto made = runtime().cudaGraphInstantiateWithFlags(&executable_, graph, 0);
-  runtime().cudaGraphDestroy(graph);
-  check_cuda(counted, "cudaGraphGetNodes");
-  check_cuda(made, "cudaGraphInstantiateWithFlags");
-  num_nodes_ = num_nodes;
+  const std::unique_ptr<std::remove_pointer_t<cudaGraph_t>, decltype(runtime().cudaGraphDestroy)> owner(
+      graph, runtime().cudaGraphDestroy);
+  leave_out_fills(graph, cleared);
+  num_nodes_ = nodes_of(graph).size();
+  check_cuda(runtime().cudaGraphInstantiateWithFlags(&executable_, graph, 0), "cudaGraphInstantiateWithFlags");
 }
 
 void CudaGraph::abandon() noexcept {

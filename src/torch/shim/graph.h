@@ -2,6 +2,7 @@
 #pragma once
 
 #include "error.h"
+#include "rust/cxx.h"
 
 #include <c10/core/CachingDeviceAllocator.h>
 #include <c10/core/Stream.h>
@@ -14,6 +15,8 @@ struct CUstream_st;
 struct CUgraphExec_st;
 
 namespace cs336 {
+
+struct AddressRange;
 
 // While it lives, the calling thread's operators go to the side stream of `device`: one stream for the whole process, so
 // that what libtorch keeps by stream (cuBLAS workspaces) is found again. It must die on the thread that made it.
@@ -41,8 +44,8 @@ public:
 
   // From here on the current stream records its work instead of doing it, and tensors come from the graph's own pool.
   void begin();
-  // Throws where the work cannot be kept; the capture is over either way.
-  void end();
+  // Throws where the work cannot be kept; the capture is over either way. Fills with zero of a part of `cleared` are left out.
+  void end(rust::Slice<const AddressRange> cleared);
   // Launches the kept work on the calling thread's current stream.
   void replay() const;
   // Kernels, copies and fills of the graph.

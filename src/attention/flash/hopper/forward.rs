@@ -9,7 +9,9 @@ use super::tile_config::{ForwardConfig, TileSize, columns, heads_at_a_time};
 use crate::attention::flash::launch::{Inputs, int};
 use crate::attention::flash::params::flash_forward::{Combine, Forward, Output, Parts, Problem, SplitForward};
 use crate::attention::flash::schedule::{self, SplitsCache};
-use crate::cuda::{self, Address, Cache, DependentLaunches, Kernel, LaunchConfig, TensorMap, multiprocessors};
+use crate::cuda::{
+    self, Address, Cache, DependentLaunches, Kernel, LaunchConfig, TensorMap, multiprocessors, take_clear,
+};
 
 /// Writes `o` and `lse` with tiles of this size, or of the faster one.
 pub(super) fn launch(tile_size: Option<TileSize>, inputs: &Inputs, o: &Tensor, lse: &Tensor) -> Result<()> {
@@ -26,7 +28,8 @@ pub(super) fn launch(tile_size: Option<TileSize>, inputs: &Inputs, o: &Tensor, l
     let tiles = sizes.for_all_heads(steps.len() as u64)?;
     // Where each CTA has one tile, nothing is counted.
     let is_counted = splits.is_none() && tiles > resident_ctas;
-    let tile_counter = is_counted.then(|| Tensor::f_zeros([1], (Kind::Int, device))).transpose()?;
+    let zeros = || Ok::<_, anyhow::Error>(Tensor::f_zeros([1], (Kind::Int, device))?);
+    let tile_counter = is_counted.then(|| take_clear(device)?.map_or_else(zeros, Ok)).transpose()?;
     // The query heads of a group share them.
     let head_bytes = (4 * u64::from(sizes.n_keys) * u64::from(variant.d)).div_ceil(sizes.group_size.into());
     let problem = Problem {
