@@ -321,6 +321,7 @@ extern "C" __global__ void CLUSTERS_OF(PRODUCT_CLUSTER) __launch_bounds__(thread
   extern __shared__ unsigned char memory[];
   const u32 base = (shared_address(memory) + 1023) / 1024 * 1024;
   const Barriers bar{base + barriers_at};
+  allow_next_kernel();
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < stages; ++stage) {
       barrier_init(bar.full(stage), 1);
@@ -335,7 +336,11 @@ extern "C" __global__ void CLUSTERS_OF(PRODUCT_CLUSTER) __launch_bounds__(thread
   const Schedule schedule(problem);
   if (threadIdx.x < 128) {
     fewer_registers<copier_registers>();
-    if (threadIdx.x == 0) copy(base, bar, schedule, x, w, rank);
+    if (threadIdx.x == 0) {
+      // The others read and write only after its copies.
+      await_last_kernel();
+      copy(base, bar, schedule, x, w, rank);
+    }
   } else {
     more_registers<worker_registers>();
     const int warp = static_cast<int>(same_in_warp(threadIdx.x / 32)), group = warp / 4 - 1;

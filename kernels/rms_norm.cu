@@ -36,6 +36,8 @@ DEVICE int column_of(int item) { return 8 * (threadIdx.x + item * NORM_THREADS);
 extern "C" __global__ void __launch_bounds__(NORM_THREADS)
     residual_rms_norm(const float *h, const element *added, float *sum, const float *gain, element *y, float *inverse_rms,
                       int d, float eps) {
+  allow_next_kernel();
+  await_last_kernel();
   extern __shared__ unsigned char memory[];
   const long long row = static_cast<long long>(blockIdx.x) * d;
   Eight x[NORM_ITEMS];
@@ -78,6 +80,8 @@ struct Row {
 extern "C" __global__ void __launch_bounds__(NORM_THREADS)
     rms_norm_backward(const float *h, const float *inverse_rms, const float *gain, const element *dy, float *dx,
                       element *dx_low, float *partial, int rows, int d, int first) {
+  allow_next_kernel();
+  await_last_kernel();
   extern __shared__ unsigned char memory[];
   float *sums = reinterpret_cast<float *>(memory);
   const auto read = [&](int row) {

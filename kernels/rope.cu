@@ -39,6 +39,8 @@ DEVICE Eight turned(const Eight &x, const float *cosines, const float *sines, fl
 // qkv: (tokens, 3 width); cosines, sines: (at least seq, d_head / 2).
 extern "C" __global__ void rope_forward(element *qkv, const float *cosines, const float *sines, int seq, int width,
                                         int d_head) {
+  allow_next_kernel();
+  await_last_kernel();
   element *row = qkv + static_cast<long long>(blockIdx.x) * 3 * width;
   const int angles = blockIdx.x % seq * (d_head / 2);
   for (int column = 8 * threadIdx.x; column < 2 * width; column += 8 * blockDim.x) {
@@ -50,6 +52,8 @@ extern "C" __global__ void rope_forward(element *qkv, const float *cosines, cons
 // dq, dk, dv: (batch, width / d_head, seq, d_head); dqkv: (batch * seq, 3 width).
 extern "C" __global__ void rope_backward(const element *dq, const element *dk, const element *dv, element *dqkv,
                                          const float *cosines, const float *sines, int seq, int width, int d_head) {
+  allow_next_kernel();
+  await_last_kernel();
   const long long heads = width / d_head, batch = blockIdx.x / seq, position = blockIdx.x % seq;
   element *row = dqkv + static_cast<long long>(blockIdx.x) * 3 * width;
   for (int column = 8 * threadIdx.x; column < 3 * width; column += 8 * blockDim.x) {

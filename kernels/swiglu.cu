@@ -24,6 +24,8 @@ DEVICE float logistic(float x) { return __fdividef(1.0f, 1.0f + __expf(-x)); }
 
 // gate_up: (tokens, 2 width), a row's gates before its others; activated: (tokens, width). Grid: (tokens, any).
 extern "C" __global__ void swiglu_forward(const element *gate_up, element *activated, int width) {
+  allow_next_kernel();
+  await_last_kernel();
   const long long token = blockIdx.x;
   const int column = 8 * (blockIdx.y * blockDim.x + threadIdx.x);
   if (column >= width) return;
@@ -38,6 +40,8 @@ extern "C" __global__ void swiglu_forward(const element *gate_up, element *activ
 // As above; d_activated, activated: (tokens, width); d_gate_up: (tokens, 2 width).
 extern "C" __global__ void swiglu_backward(const element *gate_up, const element *d_activated, element *d_gate_up,
                                            element *activated, int width) {
+  allow_next_kernel();
+  await_last_kernel();
   const long long token = blockIdx.x;
   const int column = 8 * (blockIdx.y * blockDim.x + threadIdx.x);
   if (column >= width) return;

@@ -25,6 +25,11 @@ pub struct DependentLaunches<'a> {
 }
 
 impl<'a> DependentLaunches<'a> {
+    /// The first may begin while the kernel before it in the stream runs, as those after it.
+    pub fn after_others() -> Self {
+        Self { has_begun: true, ..Self::default() }
+    }
+
     /// As [`Kernel::launch`], after the kernels that were given before; in the emulator by [`Self::finish`].
     pub fn launch<P: DeviceStruct + 'a>(&mut self, kernel: &Kernel<P>, config: LaunchConfig, params: &P) -> Result<()> {
         let launching = || format!("launching {} as {config:?}", kernel.name);

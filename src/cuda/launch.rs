@@ -161,6 +161,14 @@ impl<P: DeviceStruct> Kernel<P> {
         alone.launch(self, config, params)?;
         alone.finish()
     }
+
+    /// As [`Self::launch`], of a kernel that may begin while the one before it in the stream runs. Every block of it must call
+    /// `await_last_kernel` as [`DependentLaunches`] says.
+    pub fn launch_early(&self, config: LaunchConfig, params: &P) -> Result<()> {
+        let mut alone = DependentLaunches::after_others();
+        alone.launch(self, config, params)?;
+        alone.finish()
+    }
 }
 
 /// (offset from the first, bytes) of each parameter. CUDA is queried until it reports no further parameter, because the

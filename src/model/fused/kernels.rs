@@ -168,7 +168,7 @@ impl Kernels {
         let d = int(self.shape.d_model)?;
         let params = ResidualNorm { h, added, sum, gain, y, inverse_rms: inverse_rms_at, d, eps: eps as f32 };
         let rows = u32::try_from(inverse_rms.numel())?;
-        self.residual_norm.launch(self.norm_config(rows), &params).context("launching a norm")
+        self.residual_norm.launch_early(self.norm_config(rows), &params).context("launching a norm")
     }
 
     /// Adds the norm's gradient by its input to `gradient`, or sets it where `is_first`.
@@ -193,7 +193,7 @@ impl Kernels {
             first: is_first.into(),
         };
         self.norm_backward
-            .launch(self.norm_config(self.norm_blocks), &params)
+            .launch_early(self.norm_config(self.norm_blocks), &params)
             .context("launching a norm's backward pass")
     }
 
@@ -222,7 +222,7 @@ impl Kernels {
             d_head: int(positions.d_head)?,
         };
         let config = LaunchConfig::line(u32::try_from(qkv.size()[0])?, THREADS);
-        self.rope_forward.launch(config, &params).context("launching the rotation")
+        self.rope_forward.launch_early(config, &params).context("launching the rotation")
     }
 
     /// `dqkv` (tokens, 3 d) from the gradients of the turned heads, each contiguous (batch, heads, seq, d_head).
@@ -239,14 +239,14 @@ impl Kernels {
             d_head: int(positions.d_head)?,
         };
         let config = LaunchConfig::line(u32::try_from(dqkv.size()[0])?, THREADS);
-        self.rope_backward.launch(config, &params).context("launching the rotation's backward pass")
+        self.rope_backward.launch_early(config, &params).context("launching the rotation's backward pass")
     }
 
     /// `activated` (tokens, d_ff) from `gate_up` (tokens, 2 d_ff).
     pub fn swiglu_forward(&self, gate_up: &Tensor, activated: &Tensor) -> Result<()> {
         let (config, width) = by_pieces(activated)?;
         let params = SwigluForward { gate_up: Address::of(gate_up), activated: Address::of(activated), width };
-        self.swiglu_forward.launch(config, &params).context("launching SwiGLU")
+        self.swiglu_forward.launch_early(config, &params).context("launching SwiGLU")
     }
 
     /// `d_gate_up` from `d_activated`, and `activated` once more.
@@ -259,7 +259,7 @@ impl Kernels {
             activated: Address::of(activated),
             width,
         };
-        self.swiglu_backward.launch(config, &params).context("launching SwiGLU's backward pass")
+        self.swiglu_backward.launch_early(config, &params).context("launching SwiGLU's backward pass")
     }
 
     /// `losses` (tokens), and in place of `logits` (tokens, vocabulary) the gradient of the losses' mean.

@@ -116,7 +116,7 @@ impl OwnProducts {
             y: matrix(y, 64, shape.panel())?,
             problem: self.problem(shape, [rows, columns, inner])?,
         };
-        self.plain.launch(self.config(shape, &params.problem)?, &params).context("launching our product")
+        self.plain.launch_early(self.config(shape, &params.problem)?, &params).context("launching our product")
     }
 
     /// `gate_up` (rows, 2 columns) = `x` (rows, inner) times the transpose of `weight` (2 columns, inner), gates first, and
@@ -132,7 +132,7 @@ impl OwnProducts {
             activated: matrix(activated, 64, shape.panel())?,
             problem: self.problem(shape, [rows, columns, inner])?,
         };
-        self.gated.launch(self.config(shape, &params.problem)?, &params).context("launching our product with SwiGLU")
+        self.gated.launch_early(self.config(shape, &params.problem)?, &params).context("launching our product with SwiGLU")
     }
 
     fn problem(&self, shape: Shape, [rows, columns, inner]: [i64; 3]) -> Result<Problem> {
