@@ -50,11 +50,13 @@ impl FusedStep {
     }
 
     fn feed_forward_backward(&self, layer: &Layer, weights: &LayerWeights, gradients: &LayerWeights) -> Result<()> {
-        let Buffers { activated, d_activated, d_gate_up, residual, dy, .. } = &self.buffers;
+        let Buffers { d_activated, residual, dy, .. } = &self.buffers;
+        let Layer { gate_up, activated, ffn, .. } = layer;
         self.products.data_gradient(&residual.low, &weights.down, d_activated)?;
-        self.kernels.swiglu_backward([&layer.gate_up, d_activated, d_gate_up, activated])?;
+        self.kernels.swiglu_backward(gate_up, d_activated)?;
+        let d_gate_up = gate_up;
         self.products.weight_gradient(&residual.low, activated, &gradients.down)?;
-        self.products.weight_gradient(d_gate_up, &layer.ffn.y, &gradients.gate_up)?;
+        self.products.weight_gradient(d_gate_up, &ffn.y, &gradients.gate_up)?;
         self.products.data_gradient(d_gate_up, &weights.gate_up, dy)
     }
 
@@ -65,13 +67,14 @@ impl FusedStep {
         gradients: &LayerWeights,
         lse: &Tensor,
     ) -> Result<()> {
-        let Buffers { d_o, d_qkv, residual, dy, .. } = &self.buffers;
+        let Buffers { d_o, residual, dy, .. } = &self.buffers;
         self.products.data_gradient(&residual.low, &weights.output, d_o)?;
         self.products.weight_gradient(&residual.low, &layer.o, &gradients.output)?;
         let [q, k, v] = self.heads_of(&layer.qkv)?;
         let (o, d_o) = (self.heads(&layer.o)?, self.heads(d_o)?);
         let [dq, dk, dv] = self.attention.backward([&q, &k, &v, &o, lse, &d_o], true)?;
         let [dq, dk, dv] = [dq, dk, dv].map(|t| t.f_contiguous());
+        let d_qkv = &layer.qkv;
         self.kernels.rope_backward([&dq?, &dk?, &dv?], d_qkv, &self.positions())?;
         self.products.weight_gradient(d_qkv, &layer.attention.y, &gradients.qkv)?;
         self.products.data_gradient(d_qkv, &weights.qkv, dy)

@@ -1,4 +1,5 @@
-//! The activations that a fused step keeps for its backward pass, and the buffers that all layers share.
+//! The activations that a fused step keeps for its backward pass, which writes some of their gradients in their place, and the
+//! buffers that all layers share.
 
 use anyhow::{Context as _, Result};
 use tch::{Device, Kind, Tensor};
@@ -21,14 +22,16 @@ pub struct Saved {
 pub struct Layer {
     /// Of the norm before attention.
     pub attention: Saved,
-    /// Turned queries and keys, and values (tokens, 3 d).
+    /// Turned queries and keys, and values (tokens, 3 d); in the backward pass their gradient before they were turned.
     pub qkv: Tensor,
     /// Attention's output (tokens, d).
     pub o: Tensor,
     /// Of the norm before the feed-forward part.
     pub ffn: Saved,
-    /// (tokens, 2 d_ff)
+    /// Both projections before SwiGLU (tokens, 2 d_ff); in the backward pass their gradient.
     pub gate_up: Tensor,
+    /// (tokens, d_ff)
+    pub activated: Tensor,
 }
 
 /// All of them.
@@ -39,15 +42,10 @@ pub struct Buffers {
     /// What a sublayer adds to the residual stream (tokens, d).
     pub added: Tensor,
     /// (tokens, d_ff)
-    pub activated: Tensor,
     pub d_activated: Tensor,
-    /// (tokens, 2 d_ff)
-    pub d_gate_up: Tensor,
     /// The gradient of a norm (tokens, d).
     pub dy: Tensor,
     pub d_o: Tensor,
-    /// (tokens, 3 d)
-    pub d_qkv: Tensor,
     pub residual: ResidualGradient,
     /// (tokens, vocabulary)
     pub logits: Tensor,
@@ -66,7 +64,14 @@ impl Buffers {
         let saved =
             || -> Result<_> { Ok(Saved { h: float(&[tokens, d])?, inverse_rms: float(&[tokens])?, y: rows(d)? }) };
         let layer = |_| -> Result<_> {
-            Ok(Layer { attention: saved()?, qkv: rows(3 * d)?, o: rows(d)?, ffn: saved()?, gate_up: rows(2 * d_ff)? })
+            Ok(Layer {
+                attention: saved()?,
+                qkv: rows(3 * d)?,
+                o: rows(d)?,
+                ffn: saved()?,
+                gate_up: rows(2 * d_ff)?,
+                activated: rows(d_ff)?,
+            })
         };
         let wide = float(&[tokens, d])?;
         let low = if kind == Kind::Float { wide.shallow_clone() } else { rows(d)? };
@@ -74,12 +79,9 @@ impl Buffers {
             layers: (0..num_layers).map(layer).collect::<Result<_>>().context("allocating the activations")?,
             last: saved()?,
             added: rows(d)?,
-            activated: rows(d_ff)?,
             d_activated: rows(d_ff)?,
-            d_gate_up: rows(2 * d_ff)?,
             dy: rows(d)?,
             d_o: rows(d)?,
-            d_qkv: rows(3 * d)?,
             residual: ResidualGradient { wide, low },
             logits: rows(vocab_size)?,
             losses: float(&[tokens])?,
@@ -94,10 +96,10 @@ impl Buffers {
         let tokens = (batch * config.context_length) as u64;
         let low = product_kind(precision).elt_size_in_bytes() as u64;
         let saved = 4 * d + 4 + low * d;
-        let layer = 2 * saved + low * (4 * d + 2 * d_ff);
-        // added, dy, d_o and d_qkv; the activations; the residual stream's gradient; logits and losses.
+        let layer = 2 * saved + low * (4 * d + 3 * d_ff);
+        // added, dy and d_o; d_activated; the residual stream's gradient; logits and losses.
         let wide_copy = if low == 4 { 0 } else { low * d };
-        let shared = low * (6 * d + 4 * d_ff) + 4 * d + wide_copy + low * vocabulary + 4;
+        let shared = low * (3 * d + d_ff) + 4 * d + wide_copy + low * vocabulary + 4;
         tokens * (layers * layer + saved + shared) + 4 * (2 * layers + 1) * norm_blocks * d
     }
 }
@@ -121,14 +123,12 @@ mod tests {
             let buffers = Buffers::new(&config, 3, precision, 5, Device::Cpu).unwrap();
             let saved = |saved: &Saved| [&saved.h, &saved.inverse_rms, &saved.y].map(bytes).iter().sum::<u64>();
             let layer = |layer: &Layer| {
-                let Layer { attention, qkv, o, ffn, gate_up } = layer;
-                saved(attention) + saved(ffn) + bytes(qkv) + bytes(o) + bytes(gate_up)
+                let Layer { attention, qkv, o, ffn, gate_up, activated } = layer;
+                saved(attention) + saved(ffn) + [qkv, o, gate_up, activated].map(bytes).iter().sum::<u64>()
             };
-            let Buffers { added, activated, d_activated, d_gate_up, dy, d_o, d_qkv, .. } = &buffers;
-            let Buffers { residual, logits, losses, partial, .. } = &buffers;
+            let Buffers { added, d_activated, dy, d_o, residual, logits, losses, partial, .. } = &buffers;
             let low = if precision == Precision::Float32 { 0 } else { bytes(&residual.low) };
-            let shared =
-                [added, activated, d_activated, d_gate_up, dy, d_o, d_qkv, &residual.wide, logits, losses, partial];
+            let shared = [added, d_activated, dy, d_o, &residual.wide, logits, losses, partial];
             let all = buffers.layers.iter().map(layer).sum::<u64>() + saved(&buffers.last) + low;
             let all = all + shared.into_iter().map(bytes).sum::<u64>();
             assert_eq!(Buffers::bytes(&config, 3, precision, 5), all, "{precision:?}");

@@ -249,16 +249,10 @@ impl Kernels {
         self.swiglu_forward.launch_early(config, &params).context("launching SwiGLU")
     }
 
-    /// `d_gate_up` from `d_activated`, and `activated` once more.
-    pub fn swiglu_backward(&self, [gate_up, d_activated, d_gate_up, activated]: [&Tensor; 4]) -> Result<()> {
-        let (config, width) = by_pieces(activated)?;
-        let params = SwigluBackward {
-            gate_up: Address::of(gate_up),
-            d_activated: Address::of(d_activated),
-            d_gate_up: Address::of(d_gate_up),
-            activated: Address::of(activated),
-            width,
-        };
+    /// In place of `gate_up` its gradient, from `d_activated`.
+    pub fn swiglu_backward(&self, gate_up: &Tensor, d_activated: &Tensor) -> Result<()> {
+        let (config, width) = by_pieces(d_activated)?;
+        let params = SwigluBackward { gate_up: Address::of(gate_up), d_activated: Address::of(d_activated), width };
         self.swiglu_backward.launch_early(config, &params).context("launching SwiGLU's backward pass")
     }
 

@@ -285,9 +285,9 @@ impl FusedStep {
     }
 
     fn feed_forward(&self, layer: &Layer, weights: &LayerWeights) -> Result<()> {
-        let Buffers { activated, added, .. } = &self.buffers;
-        self.products.gated(&self.kernels, [&layer.ffn.y, &weights.gate_up], [&layer.gate_up, activated])?;
-        self.products.forward(activated, &weights.down, added)
+        let Layer { gate_up, activated, ffn, .. } = layer;
+        self.products.gated(&self.kernels, [&ffn.y, &weights.gate_up], [gate_up, activated])?;
+        self.products.forward(activated, &weights.down, &self.buffers.added)
     }
 
     /// The logits, their loss, and in their place its gradient.

@@ -132,7 +132,9 @@ impl OwnProducts {
             activated: matrix(activated, 64, shape.panel())?,
             problem: self.problem(shape, [rows, columns, inner])?,
         };
-        self.gated.launch_early(self.config(shape, &params.problem)?, &params).context("launching our product with SwiGLU")
+        self.gated
+            .launch_early(self.config(shape, &params.problem)?, &params)
+            .context("launching our product with SwiGLU")
     }
 
     fn problem(&self, shape: Shape, [rows, columns, inner]: [i64; 3]) -> Result<Problem> {

@@ -20,10 +20,7 @@ kernel_params! {
         seq, width, d_head: i32,
     }
     struct SwigluForward<'a> as "swiglu_forward" { gate_up, activated: Address<'a>, width: i32 }
-    struct SwigluBackward<'a> as "swiglu_backward" {
-        gate_up, d_activated, d_gate_up, activated: Address<'a>,
-        width: i32,
-    }
+    struct SwigluBackward<'a> as "swiglu_backward" { gate_up, d_activated: Address<'a>, width: i32 }
     struct CrossEntropy<'a> as "cross_entropy" { logits, targets, losses: Address<'a>, vocabulary: i32, scale: f32 }
     struct EmbeddingGradient<'a> as "embedding_gradient" {
         tokens, d_h, gradient: Address<'a>,
