@@ -1,6 +1,7 @@
 //! The Python interpreter that runs the peers of `suites/peers`; it must have PyTorch.
 
 use std::ffi::{OsStr, OsString};
+use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -105,7 +106,9 @@ pub fn run(interpreter: &Path, arguments: &[&str], limit: Duration, interrupted:
 }
 
 fn choose(named: Option<OsString>, root: Option<&Path>) -> PathBuf {
-    let in_checkout = || root.map(|root| root.join(".venv/bin/python")).filter(|python| python.exists());
+    // One that is there and cannot be run must fail by its name: another Python would have other packages.
+    let is_missing = |python: &Path| matches!(python.symlink_metadata(), Err(why) if why.kind() == ErrorKind::NotFound);
+    let in_checkout = || root.map(|root| root.join(".venv/bin/python")).filter(|python| !is_missing(python));
     let named = named.filter(|name| !name.is_empty()).map(PathBuf::from);
     named.or_else(in_checkout).unwrap_or_else(|| "python3".into())
 }
@@ -188,6 +191,9 @@ mod tests {
         assert_eq!(choose(Some("".into()), None), Path::new("python3"));
         let own = tree.path().join(".venv/bin/python");
         std::fs::create_dir_all(own.parent().unwrap()).unwrap();
+        std::os::unix::fs::symlink("/nowhere/python", &own).unwrap();
+        assert_eq!(choose(None, Some(tree.path())), own, "a link that leads nowhere is not passed over");
+        std::fs::remove_file(&own).unwrap();
         std::fs::write(&own, "").unwrap();
         assert_eq!(choose(None, Some(tree.path())), own);
         assert_eq!(choose(Some("/opt/python".into()), Some(tree.path())), Path::new("/opt/python"));

@@ -200,12 +200,14 @@ impl<'a> Sizes<'a> {
             None => claim,
         })?;
         answer.claim(Claim::above("copies-cost-time", "of any size, at least", &copies.low, 0.0))?;
-        let [least, most] = small_copies;
-        answer.claim(Claim::greater(
-            "small-buckets-copy-longer",
-            ("at least", least),
-            ("the best size at most", most),
-        ))?;
+        if between {
+            let [least, most] = small_copies;
+            answer.claim(Claim::greater(
+                "small-buckets-copy-longer",
+                ("at least", least),
+                ("the best size at most", most),
+            ))?;
+        }
         let slowdown = &best.coalesced.slowdown;
         answer.claim(
             Claim::new("backward-is-slower", slowdown.is_positive())

@@ -59,7 +59,8 @@ fn claims_and_numbers_follow_the_sizes() {
     let table = well.tables()["predictions"].markdown();
     assert!(table.contains("| 10 | 10 | 200.00 | 100.00 | 250.0 |"), "{table}");
     let ill = answered(&[(1.0, 1.25, 9), (10.0, 1.5, 12)], (COALESCED, 1.25, 0.2, 0.25));
-    assert_eq!(claims(&ill), [false, false, false, false, true, false].map(Some), "ties");
+    let expected = [Some(false), Some(false), None, Some(false), Some(true), Some(false)];
+    assert_eq!(claims(&ill), expected, "ties; only where sizes between are best is it asked why small ones are slower");
     let tie = answered(&[(1.0, 1.5, 100), (10.0, 1.4, 10), (100.0, 1.4, 1)], FAST);
     assert_eq!(claims(&tie)[0], Some(false), "two sizes are best");
 }
@@ -68,7 +69,7 @@ fn claims_and_numbers_follow_the_sizes() {
 fn what_small_buckets_cost_is_split_into_copies_and_the_rest() {
     // Without copies the steps take 1.3 and 1.2 s, with them 1.5 and 1.25 s.
     let records = with_size(MadeUp::gpu("x"), (1.0, 1.5, 100), (COALESCED, 1.3, 0.2, 0.1));
-    let answer = answer_of(with_size(records, (10.0, 1.25, 10), FAST));
+    let answer = answer_of(with_size(with_size(records, (10.0, 1.25, 10), FAST), (100.0, 1.4, 1), FAST));
     let small = &answer.quoted()["small"];
     for (part, expected) in [("more", 0.25), ("copies", 0.15), ("without_copies", 0.1)] {
         let value = small[part]["value"].as_f64().unwrap();
