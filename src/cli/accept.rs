@@ -21,11 +21,12 @@ pub fn run(layout: &Layout, chosen: &Chosen, dry_run: bool) -> Result<Ended> {
     let everything = chosen.problems.is_empty();
     let is_of_gpus = chosen.profiles().contains(&Profile::Gpu);
     ensure!(device_named.is_empty() || is_of_gpus, "{DEVICE} has results of GPUs alone; leave out `--profile cpu`");
+    // A wrong name is told before anything is written.
+    let problems = if everything || !named.is_empty() { selected(&named)? } else { Vec::new() };
     let mut ends = Vec::new();
     if (everything || !device_named.is_empty()) && is_of_gpus {
         ends.push(device::accept(layout, dry_run));
     }
-    let problems = if everything || !named.is_empty() { selected(&named)? } else { Vec::new() };
     for problem in problems {
         ends.extend(chosen.profiles().into_iter().map(|profile| promote(layout, problem, profile, dry_run)));
     }

@@ -188,12 +188,22 @@ fn csv(table: &Table) -> String {
     lines(table).map(|row| row.iter().map(field).collect::<Vec<_>>().join(",") + "\n").collect()
 }
 
-/// A cell of a CSV file, in quotation marks where it needs them. An apostrophe keeps a spreadsheet from computing it.
+/// A cell of a CSV file, in quotation marks where it needs them. An apostrophe keeps a spreadsheet from computing it, or what lies behind
+/// a semicolon or a tab, by which some split too.
 pub fn csv_field(text: String) -> String {
+    const SEPARATORS: [char; 5] = [',', ';', '\t', '\n', '\r'];
     // Spreadsheets take full-width signs too.
-    let is_formula = text.starts_with(['=', '+', '-', '@', '＝', '＋', '－', '＠', '\t', '\r']);
-    let text = if is_formula { format!("'{text}") } else { text };
-    if text.contains([',', '"', '\n', '\r']) { format!("\"{}\"", text.replace('"', "\"\"")) } else { text }
+    const FORMULAS: [char; 8] = ['=', '+', '-', '@', '＝', '＋', '－', '＠'];
+    let mut cell = String::with_capacity(text.len());
+    let mut begins = true;
+    for letter in text.chars() {
+        if begins && (FORMULAS.contains(&letter) || cell.is_empty() && SEPARATORS.contains(&letter)) {
+            cell.push('\'');
+        }
+        cell.push(letter);
+        begins = SEPARATORS.contains(&letter) || begins && letter == '"';
+    }
+    if cell.contains(SEPARATORS) || cell.contains('"') { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell }
 }
 
 /// A booktabs table.

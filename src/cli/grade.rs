@@ -14,7 +14,7 @@ use crate::harness::case::Runner;
 use crate::harness::grade::{CheckResult, CheckStatus, ProblemGrade, grade, points};
 use crate::harness::grade_files::{gradescope, junit};
 use crate::harness::handout::{HANDOUT, HandoutProblem};
-use crate::harness::named_files::{require_distinct, require_no_folders, require_writable};
+use crate::harness::named_files::{require_distinct, require_no_folders, require_outside, require_writable};
 use crate::harness::problem::Problem;
 use crate::harness::schedule::Clock;
 use crate::harness::store::{Layout, write_atomically};
@@ -63,6 +63,7 @@ pub fn run(arguments: &Arguments) -> Result<Ended> {
     let files = [("--junit", arguments.junit.as_deref()), ("--gradescope", arguments.gradescope.as_deref())];
     require_distinct(&files)?;
     require_no_folders(&files)?;
+    arguments.subject.subject.as_deref().map_or(Ok(()), |folder| require_outside(&files, folder))?;
     require_writable(files.iter().filter_map(|(_, path)| *path))?;
     let cases = arguments.cases.as_deref();
     cases.map_or(Ok(()), |folder| super::cases::require_no_case(folder, arguments.junit.as_deref()))?;

@@ -185,7 +185,9 @@ fn print_left(layout: &Layout, visit: &MeasureSummary, profile: Profile, argumen
         eprintln!("  {problem} {profile}.{grid}: {} cases{about}{earlier}", pending.len());
     }
     let names = arguments.chosen.problems.iter().map(|name| format!(" {name}")).collect::<String>();
-    let budget = match arguments.budget.map(|budget| budget.as_secs()) {
+    // Where it was not enough for one case, it would not be the next time.
+    let was_enough = visit.tally.measured + visit.tally.out_of_memory + visit.tally.not_run + visit.tally.failed > 0;
+    let budget = match arguments.budget.filter(|_| was_enough).map(|budget| budget.as_secs()) {
         Some(seconds) if seconds % 60 == 0 => format!(" --budget {}m", seconds / 60),
         Some(seconds) => format!(" --budget {seconds}s"),
         None => String::new(),

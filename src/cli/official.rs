@@ -12,9 +12,10 @@ use crate::harness::store::Layout;
 use crate::harness::subject::PYTHON;
 use crate::printable::shown_path;
 use crate::process::{Answer, Cause, ChildProcess, LockedFolder, TEMPORARY_FOLDER};
+use crate::root::require_own_environment;
 
-/// The interpreter of the environment into which `make wheel` installs what it has packed.
-const ENVIRONMENT: &str = "target/wheel/environment/bin/python";
+/// The environment into which `make wheel` installs what it has packed.
+const ENVIRONMENT: &str = "target/wheel/environment";
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -29,10 +30,16 @@ pub struct Arguments {
 /// Runs `python -m cs336 official DIR` of `$PYTHON`, else of the environment that `make wheel` leaves. An interrupt ends it
 /// with all that it started, and the copy of the tests is removed however it ends.
 ///
-/// Errors: that Python does not exist, or lacks the wheel, or was ended by a signal.
+/// Errors: that Python does not exist, or lacks the wheel, or was ended by a signal; another user can write to that environment.
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let named = std::env::var_os(PYTHON).filter(|name| !name.is_empty()).map(PathBuf::from);
-    let interpreter = named.unwrap_or_else(|| layout.root.join(ENVIRONMENT));
+    let interpreter = match named {
+        Some(interpreter) => interpreter,
+        None => {
+            require_own_environment(&layout.root, ENVIRONMENT)?;
+            layout.root.join(ENVIRONMENT).join("bin/python")
+        }
+    };
     let shown = shown_path(&interpreter);
     let remedy = remedy(&layout.root);
     watch_for_interrupt();

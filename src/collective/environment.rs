@@ -144,7 +144,7 @@ impl Environment {
 }
 
 fn parse(name: &str, text: &str) -> Result<usize> {
-    text.parse().map_err(|_| anyhow!("{name} is {text:?}, not a number"))
+    text.parse().map_err(|_| anyhow!("{name} is {text:?}, not a whole number from 0"))
 }
 
 /// Errors: an address that is not one printable line; ranks print it while they wait.

@@ -27,6 +27,7 @@ use flight_recorder::FlightRecorder;
 pub use request::{Operation, Request};
 pub use supervisor::RanksFault;
 use timeline::Timeline;
+pub use waiting::saying;
 
 pub use crate::torch::gloo::ReduceOp as Op;
 

@@ -11,10 +11,10 @@ use super::gloo::Gloo;
 use super::nccl::Nccl;
 use super::network::PAUSE;
 use super::peers::{Peer, Peers};
-use super::waiting::{INTERVAL, Waiting};
+use super::waiting::{INTERVAL, Waiting, say};
 use super::{Backend, Shared};
 use crate::cuda::make_current;
-use crate::printable::{first_few, one_line};
+use crate::printable::first_few;
 use crate::process::wait_until;
 use crate::torch::store::Store;
 use crate::units::human_seconds;
@@ -149,10 +149,6 @@ fn form(
 fn first_ended<'a>(own: usize, peers: impl Iterator<Item = &'a Peer>) -> Option<String> {
     let mut looked_at = peers.filter(|peer| peer.rank != own && (own == 0 || peer.rank == 0));
     looked_at.find_map(|peer| Some(format!("{peer} {}", peer.ended()?)))
-}
-
-fn say(sentence: String) {
-    eprintln!("cs336: {}", one_line(&sentence));
 }
 
 /// Waits until all ranks have arrived, and compares their settings with this rank's.

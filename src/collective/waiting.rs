@@ -9,6 +9,7 @@ use anyhow::{Result, bail};
 
 use super::environment::{DEADLINE, Environment};
 use super::network::host_name;
+use crate::printable::one_line;
 use crate::process::not_started;
 use crate::units::human_seconds;
 
@@ -107,4 +108,16 @@ impl Waiting {
     pub fn left(&self) -> Duration {
         self.timeout.saturating_sub(self.started.elapsed())
     }
+}
+
+/// Runs `body`, and says every 10 s on standard error that this rank waits for `awaited`.
+pub fn saying<T>(environment: &Environment, awaited: &str, body: impl FnOnce() -> T) -> T {
+    Waiting::during(environment, INTERVAL, say, |waiting| {
+        waiting.set(awaited.into());
+        body()
+    })
+}
+
+pub(super) fn say(sentence: String) {
+    eprintln!("cs336: {}", one_line(&sentence));
 }

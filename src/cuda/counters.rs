@@ -5,9 +5,13 @@
 
 use std::cell::RefCell;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
+use cudarc::driver::result::memset_d8_async;
+use cudarc::driver::sys;
 use tch::{Device, Kind, Tensor};
 
+use super::device::{context_of, in_context};
+use crate::torch;
 use crate::torch::graph::leave_out_fills;
 
 /// Bytes of one, which no other kernel's cache line touches; where cuBLASLt wants a workspace to begin.
@@ -72,6 +76,19 @@ pub fn take_clear(device: Device) -> Result<Option<Tensor>> {
         *next += 1;
         Ok(Some(words.f_get(*next - 1)?))
     })
+}
+
+/// Clears the first 4 bytes of a GPU's tensor by a fill of the driver, as cuBLASLt does, on this thread's stream.
+///
+/// Errors: those of [`context_of`], and CUDA's.
+pub fn clear_word(counter: &Tensor) -> Result<()> {
+    let device = counter.device();
+    let stream = torch::stream::current_stream(device)? as sys::CUstream;
+    // SAFETY: the tensor has 4 bytes or more on this device, whose context is current meanwhile.
+    let fill = || unsafe { memset_d8_async(counter.data_ptr() as sys::CUdeviceptr, 0, 4, stream) };
+    ensure!(counter.numel() * counter.kind().elt_size_in_bytes() >= 4, "a word has 4 bytes");
+    let context = context_of(device)?;
+    in_context(&context, fill).context("clearing a word")
 }
 
 #[cfg(test)]

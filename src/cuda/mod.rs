@@ -25,7 +25,7 @@ mod toolchain;
 mod trusted_folder;
 
 pub use cache::Cache;
-pub use counters::{Counters, take_clear};
+pub use counters::{Counters, clear_word, take_clear};
 pub use dependent_launch::DependentLaunches;
 pub use device::{Arch, compute_capability, most_shared_bytes, multiprocessors};
 pub use jit::{Built, Compiler, Origin, Program, kernel_cache, use_package};

@@ -177,7 +177,8 @@ pub fn acceptable(
     local.require_acceptable_runs().context(name)?;
     let expected = suite.cases(local.profile).count();
     let missing = suite.cases(local.profile).filter(|(_, params)| local.case(params).is_none()).count();
-    ensure!(missing == 0, "{name}: {missing} of {expected} cases are not measured; `cs336 measure {name} --resume`");
+    let measure = format!("`cs336 measure {name} --profile {} --resume`", local.profile);
+    ensure!(missing == 0, "{name}: {missing} of {expected} cases are not measured; {measure}");
     let why_stale = staleness(layout, problem, suite, local.profile)?;
     for case in &local.cases {
         let before = accepted.and_then(|file| file.case(&case.params));
@@ -199,11 +200,11 @@ pub fn acceptable(
             _ => {}
         }
         if let Some(error) = case.outcome.failure() {
-            bail!("{name}: the case {} failed ({error}); fix it, then `cs336 measure {name} --resume`", case.params);
+            bail!("{name}: the case {} failed ({error}); fix it, then {measure}", case.params);
         }
         require_same_bound(name, case, before)?;
         if let Some(reason) = why_stale(case) {
-            bail!("{name}: the case {} is stale: {reason}; `cs336 measure {name} --resume`", case.params);
+            bail!("{name}: the case {} is stale: {reason}; {measure}", case.params);
         }
     }
     Ok(())

@@ -36,6 +36,20 @@ pub fn require_no_folders(files: &[(&str, Option<&Path>)]) -> Result<()> {
     Ok(())
 }
 
+/// Errors: one of `files`, each after the option that names it, lies in `folder`, whose files others write, before its links are
+/// followed or after. A link that they leave there would lead our writing to any file.
+pub fn require_outside(files: &[(&str, Option<&Path>)], folder: &Path) -> Result<()> {
+    let real = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_path_buf());
+    for (option, path) in files {
+        let Some(path) = path else { continue };
+        if links(path).any(|link| link.starts_with(&real)) {
+            let (path, folder) = (shown_path(path), shown_path(folder));
+            bail!("{option} {path} must not lie in {folder}, whose files others write: name another file");
+        }
+    }
+    Ok(())
+}
+
 /// Errors: one of `files` could not be written at the end, since its folder takes no file. Nothing is left there, and no
 /// folder is made. A device and an open file are not tried.
 pub fn require_writable<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result<()> {

@@ -106,11 +106,18 @@ pub fn run(interpreter: &Path, arguments: &[&str], limit: Duration, interrupted:
 }
 
 fn choose(named: Option<OsString>, root: Option<&Path>) -> PathBuf {
-    // One that is there and cannot be run must fail by its name: another Python would have other packages.
-    let is_missing = |python: &Path| matches!(python.symlink_metadata(), Err(why) if why.kind() == ErrorKind::NotFound);
-    let in_checkout = || root.map(|root| root.join(".venv/bin/python")).filter(|python| !is_missing(python));
+    let in_checkout = || root.and_then(own_of);
     let named = named.filter(|name| !name.is_empty()).map(PathBuf::from);
     named.or_else(in_checkout).unwrap_or_else(|| "python3".into())
+}
+
+/// The interpreter of the `.venv` in `folder`; `None` if there is none. One that is there and cannot be run must fail by its name, since
+/// another Python would have other packages.
+pub fn own_of(folder: &Path) -> Option<PathBuf> {
+    let environment = folder.join(".venv");
+    let python = environment.join("bin/python");
+    let is_missing = matches!(python.symlink_metadata(), Err(why) if why.kind() == ErrorKind::NotFound);
+    (!is_missing || environment.is_symlink() && !environment.exists()).then_some(python)
 }
 
 #[cfg(test)]
@@ -191,9 +198,13 @@ mod tests {
         assert_eq!(choose(Some("".into()), None), Path::new("python3"));
         let own = tree.path().join(".venv/bin/python");
         std::fs::create_dir_all(own.parent().unwrap()).unwrap();
-        std::os::unix::fs::symlink("/nowhere/python", &own).unwrap();
-        assert_eq!(choose(None, Some(tree.path())), own, "a link that leads nowhere is not passed over");
-        std::fs::remove_file(&own).unwrap();
+        for (link, target) in [(own.as_path(), "/nowhere/python"), (&tree.path().join(".venv"), "/nowhere")] {
+            let _ = std::fs::remove_dir_all(link);
+            std::os::unix::fs::symlink(target, link).unwrap();
+            assert_eq!(choose(None, Some(tree.path())), own, "a link that leads nowhere is not passed over");
+            std::fs::remove_file(link).unwrap();
+        }
+        std::fs::create_dir_all(own.parent().unwrap()).unwrap();
         std::fs::write(&own, "").unwrap();
         assert_eq!(choose(None, Some(tree.path())), own);
         assert_eq!(choose(Some("/opt/python".into()), Some(tree.path())), Path::new("/opt/python"));

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result, bail};
 use rustix::fs::OFlags;
 
 use super::record::Profile;
-use super::store::{Layout, PARTIAL, cannot_write};
+use super::store::{Layout, PARTIAL, cannot_write, dangling};
 
 /// Locks the records until the file is dropped, and removes what a killed command left half written. A second command that
 /// writes records is refused, not queued.
@@ -21,6 +21,9 @@ pub fn lock_records(layout: &Layout) -> Result<File> {
         // Whoever can open it can lock it.
         File::options().create(true).truncate(false).write(true).mode(0o600).custom_flags(flags).open(&path)
     };
+    if let Some(link) = dangling(&path) {
+        bail!("{}", layout.leads_nowhere(link));
+    }
     let shown = layout.display(&path);
     let file = open().map_err(|error| cannot_write(&shown, &error))?;
     match file.try_lock() {

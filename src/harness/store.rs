@@ -67,8 +67,16 @@ impl Layout {
     /// Errors: a file that cannot be used; the message says what to do. No other problem needs to stop for it.
     pub fn read_local(&self, profile: Profile, problem: &Problem) -> Result<Option<RecordFile>> {
         let of = self.subject.as_ref().map_or(String::new(), Subject::argument);
-        let remedy = format!("Run `cs336 measure {} --profile {profile}{of}`, which moves it aside.", problem.name);
-        self.read(&self.local(profile, problem.name), problem, profile).map_err(|error| advised(&error, &remedy))
+        let remedy = match problem.measured {
+            Some(_) => format!("Run `cs336 measure {} --profile {profile}{of}`, which moves it aside.", problem.name),
+            None => "Remove it: this problem measures nothing.".into(),
+        };
+        let path = self.local(profile, problem.name);
+        // Nothing moves its folder aside.
+        if let Some(link) = dangling(&path).filter(|link| *link != path) {
+            bail!("{}", self.leads_nowhere(link));
+        }
+        self.read(&path, problem, profile).map_err(|error| advised(&error, &remedy))
     }
 
     /// The accepted records of `problem`, as [`Self::read_local`]. A subject has none.
@@ -101,8 +109,8 @@ impl Layout {
             Ok(text) => text,
             // A file where the folder should be holds no record either; writing a record reports it.
             Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => {
-                if let Some(link) = path.ancestors().find(|at| at.is_symlink() && !at.exists()) {
-                    bail!("{} is a link that leads nowhere: mend or remove it", self.display(link));
+                if let Some(link) = dangling(path) {
+                    bail!("{}", self.leads_nowhere(link));
                 }
                 return Ok(None);
             }
@@ -113,6 +121,11 @@ impl Layout {
         let is = (file.problem.as_str(), file.profile);
         ensure!(is == (name, profile), "{origin} holds records of {} ({}), not of {name} ({profile})", is.0, is.1);
         Ok(Some(file))
+    }
+
+    /// What to do about a link of [`dangling`].
+    pub fn leads_nowhere(&self, link: &Path) -> String {
+        format!("{} is a link that leads nowhere: mend or remove it", self.display(link))
     }
 
     /// Renames a record that is `how` to a free name beside it, so that a new one can be written. Returns a sentence that
@@ -147,6 +160,11 @@ impl Layout {
 }
 
 /// The error as one text, followed by what to do.
+/// The link that leads nowhere on the way to `path`, which may be the link.
+pub fn dangling(path: &Path) -> Option<&Path> {
+    path.ancestors().find(|at| at.is_symlink() && !at.exists())
+}
+
 fn advised(error: &anyhow::Error, remedy: &str) -> anyhow::Error {
     anyhow!("{error:#}. {remedy}")
 }

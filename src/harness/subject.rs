@@ -244,10 +244,9 @@ impl Layout {
 }
 
 fn python_of(folder: &Path, named: Option<OsString>) -> PathBuf {
-    let own = folder.join(".venv/bin/python");
     match named.filter(|name| !name.is_empty()) {
         Some(name) => on_path(&name).unwrap_or_else(|| name.into()),
-        None if own.exists() => own,
+        None if let Some(own) = python::own_of(folder) => own,
         None => on_path(python::interpreter().as_os_str()).unwrap_or_else(python::interpreter),
     }
 }

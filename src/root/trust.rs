@@ -11,12 +11,13 @@ use anyhow::{Context as _, Result, ensure};
 use super::{PROGRAMS, holds_the_program, named, read_text};
 use crate::printable::shown_path;
 
-/// Folders of what runs as code: whoever can write to one, or to a folder above it, can replace what is in it.
-const CODE: &[&str] = &["", PROGRAMS, ".venv", ".venv/bin", PYTHONS];
+/// Folders of what runs as code, beside the virtual environment's: whoever can write to one, or to a folder above it, can replace
+/// what is in it.
+const CODE: &[&str] = &["", PROGRAMS];
 /// Of these, and of each version of Python, the folders in them too, such as `__pycache__`.
 const TREES: &[&str] = &["suites", "kernels"];
-/// A folder for each version of Python.
-const PYTHONS: &str = ".venv/lib";
+/// The virtual environment of most commands.
+const ENVIRONMENT: &str = ".venv";
 /// The permission to write of the group, and of others.
 const GROUP_WRITES: u32 = 0o020;
 const OTHERS_WRITE: u32 = 0o002;
@@ -25,13 +26,26 @@ const STICKY: u32 = 0o1000;
 
 /// Errors: a user who is not `trusted` owns the tree or a part of it that runs as code, or can write to it.
 pub(super) fn require_own(root: &Path, trusted: &Trusted) -> Result<()> {
+    require_own_code(root, code_of(root, ENVIRONMENT, CODE, TREES), trusted)
+}
+
+/// The same for the virtual environment in `folder` of the tree, which only some commands run; `$CS336_ROOT` trusts it with the tree.
+pub fn require_own_environment(root: &Path, folder: &str) -> Result<()> {
+    if named().is_some() {
+        return Ok(());
+    }
+    let above: Vec<&str> = Path::new(folder).ancestors().skip(1).filter_map(Path::to_str).collect();
+    require_own_code(root, code_of(root, folder, &above, &[]), &Trusted::of(root, holds_the_program(root))?)
+}
+
+fn require_own_code(root: &Path, code: Vec<PathBuf>, trusted: &Trusted) -> Result<()> {
     let (remedy, mut above) = (remedy(root), BTreeSet::new());
     let mut add_above = |path: &Path| -> Result<()> {
         above.extend(trusted.way_above(path, &remedy)?);
         Ok(())
     };
     add_above(root)?;
-    for folder in code_of(root) {
+    for folder in code {
         trusted.require(&folder, 0, &remedy)?;
         let listed = || format!("failed to list {}", shown_path(&folder));
         if folder.is_symlink() {
@@ -54,11 +68,14 @@ pub(super) fn require_own(root: &Path, trusted: &Trusted) -> Result<()> {
     above.iter().try_for_each(|folder| trusted.require(folder, STICKY, &remedy))
 }
 
-/// The folders of a tree that are there and hold what runs as code.
-fn code_of(root: &Path) -> Vec<PathBuf> {
-    let mut folders: Vec<PathBuf> = CODE.iter().map(|name| root.join(name)).collect();
-    let mut trees: Vec<PathBuf> = TREES.iter().map(|name| root.join(name)).collect();
-    trees.extend(folders_in(&root.join(PYTHONS)));
+/// The folders that are there of these of a tree: a virtual environment's, `code`, and `trees` with the folders in them.
+fn code_of(root: &Path, environment: &str, code: &[&str], trees: &[&str]) -> Vec<PathBuf> {
+    let environment = root.join(environment);
+    // A folder for each version of Python.
+    let pythons = environment.join("lib");
+    let mut trees: Vec<PathBuf> = trees.iter().map(|name| root.join(name)).chain(folders_in(&pythons)).collect();
+    let mut folders: Vec<PathBuf> = code.iter().map(|name| root.join(name)).collect();
+    folders.extend([environment.join("bin"), pythons, environment]);
     // A link may lead to a folder that it lies in.
     let mut seen = BTreeSet::new();
     while let Some(folder) = trees.pop() {

@@ -134,3 +134,22 @@ fn scale_samples(value: &mut Value, factor: f64) {
         _ => {}
     }
 }
+
+/// Advice that can be followed: nothing moves a folder of records aside, and not every problem is measured.
+#[test]
+fn a_local_record_that_measuring_does_not_move_aside_is_to_be_mended_or_removed() {
+    let tree = Tree::new();
+    fs::create_dir(tree.path("report/records")).unwrap();
+    std::os::unix::fs::symlink(tree.path("nowhere"), tree.path("report/records/cpu")).unwrap();
+    let said = tree.refused(&["accept", PROBLEM, "--profile", "cpu", "--dry-run"]);
+    assert!(said.contains("report/records/cpu is a link that leads nowhere: mend or remove it\n"), "{said}");
+    fs::remove_file(tree.path("report/records/cpu")).unwrap();
+    fs::create_dir(tree.path("report/records/cpu")).unwrap();
+    fs::write(tree.path("report/records/cpu/communication_accounting.json"), "{}").unwrap();
+    let said = tree.refused(&["accept", "communication_accounting", "--profile", "cpu", "--dry-run"]);
+    assert!(said.contains("Remove it: this problem measures nothing."), "{said}");
+    fs::remove_dir_all(tree.path("report/records")).unwrap();
+    std::os::unix::fs::symlink(tree.path("nowhere"), tree.path("report/records")).unwrap();
+    let said = tree.refused(&["measure", PROBLEM, "--profile", "cpu"]);
+    assert!(said.contains("report/records is a link that leads nowhere: mend or remove it"), "{said}");
+}

@@ -205,3 +205,19 @@ fn grades_go_into_no_folder_that_others_write_to_or_that_another_command_fills()
     assert!(said.contains("another cs336 writes its grades into grades: wait for it"), "{said}");
     assert_eq!(fs::read_dir(&output).unwrap().count(), 0);
 }
+
+/// A subject could leave a link of that name.
+#[test]
+fn a_file_for_graders_that_lies_among_a_subjects_files_is_refused_before_it_is_written() {
+    let tree = Tree::new();
+    fs::create_dir(tree.path("subject")).unwrap();
+    fs::write(tree.path("victim"), "kept").unwrap();
+    symlink(tree.path("victim"), tree.path("subject/results.json")).unwrap();
+    symlink(tree.path("subject"), tree.path("alias")).unwrap();
+    for (option, file) in [("--gradescope", "subject/results.json"), ("--junit", "alias/new.xml")] {
+        let said = tree.refused(&["grade", "flash_forward", "--subject", "subject", option, file]);
+        assert!(said.contains(&format!("{option} {file} must not lie in subject, whose files others write")), "{said}");
+    }
+    assert_eq!(fs::read_to_string(tree.path("victim")).unwrap(), "kept");
+    assert!(!tree.path("subject/new.xml").exists());
+}

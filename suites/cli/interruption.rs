@@ -186,6 +186,20 @@ fn a_full_disk_loses_no_recorded_case_and_the_tally_counts_the_recorded_ones() {
     require_intact(&tree, &recorded);
 }
 
+/// Runs a command that cannot write to the folder of the local records.
+fn in_read_only_folder(tree: &Tree, arguments: &[&str]) -> Output {
+    let folder = tree.record_path().parent().unwrap().to_path_buf();
+    fs::create_dir_all(&folder).unwrap();
+    let set_mode = |mode| fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
+    set_mode(0o555);
+    // Permissions do not bind root, unless it lacks this capability.
+    let is_root = fs::write(folder.join("probe"), "").is_ok();
+    let line = if is_root { "set -- setpriv --bounding-set=-dac_override \"$@\"" } else { "" };
+    let output = through_shell(tree, line, arguments).output().unwrap();
+    set_mode(0o755);
+    output
+}
+
 #[test]
 fn a_read_only_folder_is_named_and_loses_no_recorded_case() {
     let tree = Tree::new();
@@ -193,20 +207,26 @@ fn a_read_only_folder_is_named_and_loses_no_recorded_case() {
     assert!(tree.run(MEASURE).status.success());
     let recorded = cases(&tree);
     set_cases(&tree, 1..4);
-    let folder = tree.record_path().parent().unwrap().to_path_buf();
-    let set_mode = |mode| fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
-    set_mode(0o555);
-    // Permissions do not bind root, unless it lacks this capability.
-    let is_root = fs::write(folder.join("probe"), "").is_ok();
-    let line = if is_root { "set -- setpriv --bounding-set=-dac_override \"$@\"" } else { "" };
-    let output = through_shell(&tree, line, RESUME).output().unwrap();
-    set_mode(0o755);
+    let output = in_read_only_folder(&tree, RESUME);
     let said = output_text(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains(&format!("{PROBLEM}.json cannot be written: Permission denied")), "{said}");
     assert!(said.contains("make its folder writable") && said.contains("0 measured, "), "{said}");
     assert_eq!(cases(&tree), recorded);
     require_intact(&tree, &recorded);
+}
+
+#[test]
+fn a_write_up_during_which_cases_fail_says_so_at_its_end() {
+    let tree = Tree::with_records();
+    // Nothing else is to be measured.
+    for suite in fs::read_dir(tree.path("suites")).unwrap() {
+        fs::write(suite.unwrap().path(), "").unwrap();
+    }
+    set_cases(&tree, 1..3);
+    let output = in_read_only_folder(&tree, &["writeup", "--profile", "cpu"]);
+    let said = output_text(&output);
+    assert!(output.status.code() == Some(1) && said.contains("cases failed when they were measured now"), "{said}");
 }
 
 #[test]

@@ -79,6 +79,30 @@ fn a_tree_that_others_can_write_to_is_refused_and_its_python_does_not_run() {
     assert!(!ran.exists(), "planted code ran: {said}");
 }
 
+/// `make wheel` leaves it where it packs.
+#[test]
+fn an_environment_of_the_wheel_that_others_can_write_to_is_refused_and_does_not_run() {
+    let tree = Tree::new();
+    let (python, ran) = (tree.path("target/wheel/environment/bin/python"), tree.path("ran"));
+    fs::create_dir_all(python.parent().unwrap()).unwrap();
+    fs::write(&python, format!("#!/bin/sh\ntouch {}\n", ran.display())).unwrap();
+    fs::set_permissions(&python, fs::Permissions::from_mode(0o755)).unwrap();
+    let said = |tree: &Tree| {
+        let mut command = tree.command(&["official", "."]);
+        output_text(&command.env_remove("CS336_ROOT").env_remove("PYTHON").output().unwrap())
+    };
+    for folder in ["target", "target/wheel/environment/bin"] {
+        let mode = |mode| fs::set_permissions(tree.path(folder), fs::Permissions::from_mode(mode)).unwrap();
+        mode(0o777);
+        let refusal = said(&tree);
+        assert!(refusal.contains("other users can write to") && refusal.contains(folder), "{refusal}");
+        assert!(!ran.exists(), "planted code ran: {refusal}");
+        mode(0o755);
+    }
+    said(&tree);
+    assert!(ran.exists(), "this user's own environment runs");
+}
+
 /// Doctor says why the cache is not used.
 #[test]
 fn a_kernel_cache_that_others_can_write_to_is_named_with_the_remedy() {

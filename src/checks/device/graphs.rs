@@ -1,12 +1,10 @@
 //! GPU checks of CUDA graphs: what a replay reads and writes, and the state after a failed capture.
 
 use anyhow::{Result, bail, ensure};
-use cudarc::driver::result::memset_d8_async;
-use cudarc::driver::sys;
 use tch::{Device, Kind, Tensor};
 
 use super::error_of;
-use crate::cuda::{Counters, take_clear};
+use crate::cuda::{Counters, clear_word, take_clear};
 use crate::harness::device::DeviceCheck;
 use crate::harness::problem::Verdict;
 use crate::torch::autograd::{backward, release_grad};
@@ -122,9 +120,7 @@ fn a_graph_clears_its_counters_once() -> Result<Verdict> {
     let other = Tensor::f_zeros([1], (Kind::Int, device))?;
     // As cuBLASLt before a product: it clears the word, and the kernel counts in it.
     let count_in = |word: &Tensor| -> Result<()> {
-        let stream = stream::current_stream(device)? as sys::CUstream;
-        // SAFETY: the word has 4 bytes on this device, whose context libtorch has made current.
-        unsafe { memset_d8_async(word.data_ptr() as sys::CUdeviceptr, 0, 4, stream) }?;
+        clear_word(word)?;
         let _ = word.f_narrow(0, 0, 1)?.f_add_scalar_(1)?;
         Ok(())
     };

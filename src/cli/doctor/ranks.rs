@@ -14,7 +14,7 @@ use crate::bench::all_reduce::{Sums, bus_factor};
 use crate::collective::environment::Environment;
 use crate::collective::peers::{Peer, Peers};
 use crate::collective::rendezvous::{arrive, connect, connect_pair, exchange, opening};
-use crate::collective::{Backend, Shared};
+use crate::collective::{Backend, Shared, saying};
 use crate::harness::stats::{max, median, min};
 use crate::torch;
 use crate::torch::clock::Stopwatch;
@@ -113,23 +113,27 @@ fn measure(
     let &Environment { rank, world_size, .. } = environment;
     let mut clock = Vec::new();
     for _ in 0..WARMUP + REPEATS {
-        collective.barrier()?;
+        saying(environment, "all ranks at a barrier", || collective.barrier())?;
         clock.push(SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_secs_f64());
     }
     let mut of_pairs = Vec::new();
     for (one, other) in pairs(world_size) {
         // The other ranks are silent meanwhile.
-        collective.barrier()?;
+        let before = format!("all ranks at the barrier before rank {one} and rank {other} send to each other");
+        saying(environment, &before, || collective.barrier())?;
         of_pairs.push(if rank == one || rank == other {
             let pair = connect_pair(environment, backend, store, peers, [one, other])?;
-            [seconds_to_send(&pair, 4)?, seconds_to_send(&pair, SENT)?]
+            let awaited = format!("rank {one} and rank {other} to send to each other");
+            let seconds = |bytes| saying(environment, &awaited, || seconds_to_send(&pair, bytes));
+            [seconds(4)?, seconds(SENT)?]
         } else {
             [0.0; 2]
         });
     }
     let mut sums = [0.0; 2];
     for (seconds, bytes) in sums.iter_mut().zip([SMALL, large]) {
-        *seconds = median(&Sums::new(collective, i64::try_from(bytes / 4)?)?.turn(WARMUP, REPEATS)?);
+        let turn = || Sums::new(collective, i64::try_from(bytes / 4)?)?.turn(WARMUP, REPEATS);
+        *seconds = median(&saying(environment, "all ranks at an all-reduce", turn)?);
     }
     Ok(Report { clock: clock.split_off(WARMUP), pairs: of_pairs, sums })
 }
