@@ -203,7 +203,7 @@ pub fn csv_field(text: String) -> String {
         cell.push(letter);
         begins = SEPARATORS.contains(&letter) || begins && letter == '"';
     }
-    if cell.contains(SEPARATORS) || cell.contains('"') { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell }
+    if cell.contains([',', '"', '\n', '\r']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell }
 }
 
 /// A booktabs table.

@@ -185,13 +185,7 @@ fn print_left(layout: &Layout, visit: &MeasureSummary, profile: Profile, argumen
         eprintln!("  {problem} {profile}.{grid}: {} cases{about}{earlier}", pending.len());
     }
     let names = arguments.chosen.problems.iter().map(|name| format!(" {name}")).collect::<String>();
-    // Where it was not enough for one case, it would not be the next time.
-    let was_enough = visit.tally.measured + visit.tally.out_of_memory + visit.tally.not_run + visit.tally.failed > 0;
-    let budget = match arguments.budget.filter(|_| was_enough).map(|budget| budget.as_secs()) {
-        Some(seconds) if seconds % 60 == 0 => format!(" --budget {}m", seconds / 60),
-        Some(seconds) => format!(" --budget {seconds}s"),
-        None => String::new(),
-    };
+    let budget = repeated(arguments.budget, &visit.tally);
     let limit = match arguments.case_limit {
         seconds if seconds == CASE_LIMIT.as_secs() => String::new(),
         seconds => format!(" --case-limit {seconds}"),
@@ -312,9 +306,19 @@ fn print_case(measurement: &Measurement) -> Result<Ended> {
     Ok(Ended::Well)
 }
 
+/// The option that gives the next run the same budget; none where it was not enough for one case, as it would not be again.
+fn repeated(budget: Option<Duration>, tally: &Tally) -> String {
+    let ended = tally.measured + tally.out_of_memory + tally.not_run + tally.failed;
+    match budget.filter(|_| ended > 0).map(|budget| budget.as_secs()) {
+        Some(seconds) if seconds % 60 == 0 => format!(" --budget {}m", seconds / 60),
+        Some(seconds) => format!(" --budget {seconds}s"),
+        None => String::new(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::estimate;
+    use super::*;
 
     #[test]
     fn an_estimate_counts_only_cases_with_a_known_time() {
@@ -322,5 +326,12 @@ mod tests {
         assert_eq!(estimate(0.0, 0, 4), "4 cases; no earlier time is known");
         assert_eq!(estimate(3.0, 2, 0), "3.0 s for 2 cases, all measured before");
         assert_eq!(estimate(720.0, 40, 2), "12.0 min for the 40 cases measured before; 2 were never measured");
+    }
+
+    #[test]
+    fn a_budget_that_was_not_enough_for_one_case_is_not_advised_again() {
+        let of =
+            |measured, seconds| repeated(Some(Duration::from_secs(seconds)), &Tally { measured, ..Tally::default() });
+        assert_eq!([of(1, 120), of(1, 90), of(0, 90)], [" --budget 2m", " --budget 90s", ""]);
     }
 }

@@ -116,7 +116,8 @@ fn choose(named: Option<OsString>, root: Option<&Path>) -> PathBuf {
 pub fn own_of(folder: &Path) -> Option<PathBuf> {
     let environment = folder.join(".venv");
     let python = environment.join("bin/python");
-    let is_missing = matches!(python.symlink_metadata(), Err(why) if why.kind() == ErrorKind::NotFound);
+    let missing = [ErrorKind::NotFound, ErrorKind::NotADirectory];
+    let is_missing = python.symlink_metadata().is_err_and(|why| missing.contains(&why.kind()));
     (!is_missing || environment.is_symlink() && !environment.exists()).then_some(python)
 }
 

@@ -153,3 +153,15 @@ fn a_local_record_that_measuring_does_not_move_aside_is_to_be_mended_or_removed(
     let said = tree.refused(&["measure", PROBLEM, "--profile", "cpu"]);
     assert!(said.contains("report/records is a link that leads nowhere: mend or remove it"), "{said}");
 }
+
+#[test]
+fn a_wrong_name_beside_device_promotes_nothing() {
+    let tree = Tree::new();
+    let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join("snapshots/gpu/device.json");
+    fs::create_dir_all(tree.path("report/records/gpu")).unwrap();
+    fs::copy(committed, tree.path("report/records/gpu/device.json")).unwrap();
+    let said = output_text(&tree.run(&["accept", "device", "--dry-run"]));
+    assert!(said.contains("1 would be accepted"), "{said}");
+    assert!(tree.refused(&["accept", "device", "nosuch"]).contains("no problem \"nosuch\""));
+    assert!(!tree.path("snapshots").exists(), "the device's results were promoted");
+}

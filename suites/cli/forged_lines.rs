@@ -85,7 +85,7 @@ fn no_name_of_a_subject_becomes_a_formula_of_the_table() {
     names.iter().for_each(|name| fs::create_dir_all(tree.path("subjects").join(name)).unwrap());
     let said = tree.refused(&["grade", "flash_forward", "--subjects", "subjects"]);
     let table = fs::read_to_string(tree.path("grades/grades.csv")).unwrap_or_else(|error| panic!("{error}: {said}"));
-    let cells = ["'+1,0", "'-1,0", "\"'=HYPERLINK(\"\"http:x\"\")\",0", "'@sum,0", "\"x;'=1+1\",0"];
+    let cells = ["'+1,0", "'-1,0", "\"'=HYPERLINK(\"\"http:x\"\")\",0", "'@sum,0", "x;'=1+1,0"];
     assert_eq!(table.lines().count(), 1 + cells.len(), "{table}");
     for (line, cell) in table.lines().skip(1).zip(cells) {
         assert!(line.starts_with(cell), "{line} does not begin with {cell}");
