@@ -188,16 +188,16 @@ fn csv(table: &Table) -> String {
     lines(table).map(|row| row.iter().map(field).collect::<Vec<_>>().join(",") + "\n").collect()
 }
 
-/// A cell of a CSV file, in quotation marks where it needs them. An apostrophe keeps a spreadsheet from computing it, or what lies behind
-/// a semicolon or a tab, by which some split too.
+/// A cell of a CSV file, in quotation marks where it needs them. An apostrophe keeps a spreadsheet from computing it, or a part of
+/// it: where it splits at semicolons or tabs, a quotation mark within a line keeps no text together.
 pub fn csv_field(text: String) -> String {
-    const SEPARATORS: [char; 5] = [',', ';', '\t', '\n', '\r'];
+    const SEPARATORS: [char; 4] = [';', '\t', '\n', '\r'];
     // Spreadsheets take full-width signs too.
     const FORMULAS: [char; 8] = ['=', '+', '-', '@', '＝', '＋', '－', '＠'];
     let mut cell = String::with_capacity(text.len());
     let mut begins = true;
     for letter in text.chars() {
-        if begins && (FORMULAS.contains(&letter) || cell.is_empty() && SEPARATORS.contains(&letter)) {
+        if begins && (FORMULAS.contains(&letter) || cell.is_empty() && ['\t', '\r'].contains(&letter)) {
             cell.push('\'');
         }
         cell.push(letter);

@@ -38,13 +38,13 @@ pub struct Arguments {
 
 pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     let layout = &arguments.subject.layout(layout)?;
-    let mut failed = 0;
     if arguments.check {
         return check(layout);
     }
     if arguments.fresh {
         return fresh(layout);
     }
+    let mut failed = 0;
     if !arguments.no_measure {
         let problems = if layout.subject.is_some() { measured_problems(&[])? } else { REGISTRY.iter().collect() };
         let profile = profile_or_default(arguments.profile);
@@ -68,7 +68,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     println!("{sentence}");
     faults.iter().for_each(|fault| println!("  {}", indented(&fault.to_string(), 4)));
     if failed > 0 {
-        println!("  {failed} cases failed when they were measured now, as said above");
+        println!("  cases that failed when they were measured now, as said above: {failed}");
     }
     Ok(if faults.is_empty() && failed == 0 { Ended::Well } else { Ended::WithFindings })
 }

@@ -72,11 +72,11 @@ impl Layout {
             None => "Remove it: this problem measures nothing.".into(),
         };
         let path = self.local(profile, problem.name);
-        // Nothing moves its folder aside.
-        if let Some(link) = dangling(&path).filter(|link| *link != path) {
-            bail!("{}", self.leads_nowhere(link));
-        }
-        self.read(&path, problem, profile).map_err(|error| advised(&error, &remedy))
+        self.read(&path, problem, profile).map_err(|error| match dangling(&path) {
+            // Nothing moves its folder aside.
+            Some(link) if link != path => error,
+            _ => advised(&error, &remedy),
+        })
     }
 
     /// The accepted records of `problem`, as [`Self::read_local`]. A subject has none.
@@ -159,12 +159,12 @@ impl Layout {
     }
 }
 
-/// The error as one text, followed by what to do.
 /// The link that leads nowhere on the way to `path`, which may be the link.
 pub fn dangling(path: &Path) -> Option<&Path> {
     path.ancestors().find(|at| at.is_symlink() && !at.exists())
 }
 
+/// The error as one text, followed by what to do.
 fn advised(error: &anyhow::Error, remedy: &str) -> anyhow::Error {
     anyhow!("{error:#}. {remedy}")
 }

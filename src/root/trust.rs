@@ -29,7 +29,8 @@ pub(super) fn require_own(root: &Path, trusted: &Trusted) -> Result<()> {
     require_own_code(root, code_of(root, ENVIRONMENT, CODE, TREES), trusted)
 }
 
-/// The same for the virtual environment in `folder` of the tree, which only some commands run; `$CS336_ROOT` trusts it with the tree.
+/// The same for the virtual environment in `folder` of the tree, which only some commands run. `$CS336_ROOT` trusts it with the
+/// tree.
 pub fn require_own_environment(root: &Path, folder: &str) -> Result<()> {
     if named().is_some() {
         return Ok(());

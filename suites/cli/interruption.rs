@@ -226,7 +226,10 @@ fn a_write_up_during_which_cases_fail_says_so_at_its_end() {
     set_cases(&tree, 1..3);
     let output = in_read_only_folder(&tree, &["writeup", "--profile", "cpu"]);
     let said = output_text(&output);
-    assert!(output.status.code() == Some(1) && said.contains("cases failed when they were measured now"), "{said}");
+    assert!(
+        output.status.code() == Some(1) && said.contains("failed when they were measured now, as said above: 2"),
+        "{said}"
+    );
 }
 
 #[test]
