@@ -45,20 +45,20 @@
 //   6. The whole steps of entry 4 on one H200, medians of 30 or 31 steps, twice each in turns, over cuBLASLt's alone: at 2,048 tokens
 //      small 0.991, medium 0.998, large 1.006, XL 0.995, 2.7B 0.988; at 4,096 0.993, 0.993, 0.995, 0.990 and 0.992. What differs
 //      by less than a hundredth is noise between the two turns of one.
-//   7. What lies between two products, in the whole steps of entry 4. Norms, rotations, SwiGLU and these products begin while the
-//      kernel before them ends; SwiGLU's backward pass does not compute again what the forward pass wrote; one fill clears the
-//      counters of all kernels (src/cuda/counters.rs). Predicted on an H200, XL at 2,048 tokens: -0.6, -0.3 and -0.7 ms of 60.
-//      Measured on an H100, in turns with the step without them, medians of 40 steps: 66.88 and 65.64 ms, 66.54 and 65.57;
-//      small 5.54 and 5.40, 5.56 and 5.31; XL at 4,096 tokens 117.8 and 115.6. The first two of the three alone 67.11 and 66.23.
-//   7. Tried and left out so far: data gradients that are 1,600 wide, W read across (tiles of 160 columns, panels of 32), the tiles of
-//      the last round split along their sums: each part but the last leaves its sums in memory, the last one's copier brings them.
+//   7. Tried and left out: data gradients that are 1,600 wide, W read across (tiles of 160 columns, panels of 32), the tiles of the
+//      last round split along their sums: each part but the last leaves its sums in memory, the last one's copier brings them.
 //      Predicted 107 us for (2048, 1600, 12800) and 214 at 4,096 rows. On an H200, ours and the library's best algorithm of eight:
 //      118.5 and 124.1, 234 and 268; (2048, 1600, 4800) 52.4 and 51.8, (4096, 1600, 4800) 98.1 and 109. Against torch.mm, with which
 //      entries 1 to 5 compare, 125.2 and 143.9, 243.8 and 302.4: the library's first choice, and not what a step runs. Whole steps of
 //      xl, batch 4, on other H200s than the records: 60.1 ms at 2,048 tokens as without it (these products take 5.69 ms and took
 //      5.80), 106.1 at 4,096 (107.5), which is 0.86 of torch.compile's best (0.87). So it pays at 4,096 rows alone, by a hundredth.
-//   8. Next: a step of xl at 2,048 tokens has 1,413 kernels and fills, and 2.6 ms between them. Norms, rotations, SwiGLU and these products could
-//      begin while the kernel before them ends, as flash_backward.cu's do.
+//   8. What lies between two products, in the whole steps of entry 4. Norms, rotations, SwiGLU and these products begin while the
+//      kernel before them ends; SwiGLU's backward pass does not compute again what the forward pass wrote; one fill clears the
+//      counters of all kernels (src/cuda/counters.rs). Predicted on an H200, XL at 2,048 tokens: -0.6, -0.3 and -0.7 ms of 60.
+//      Measured on an H100, in turns with the step without them, medians of 40 steps: 66.88 and 65.64 ms, 66.54 and 65.57;
+//      small 5.54 and 5.40, 5.56 and 5.31; XL at 4,096 tokens 117.8 and 115.6. The first two of the three alone 67.11 and 66.23.
+//      On one H200, beside torch.compile's best: XL 58.6 ms at 2,048 tokens (60.1 in the record before), 105.7 at 4,096 (107.5), 2.7B
+//      90.2 (90.8), small 4.77 (4.79).
 //
 // Set by src/model/fused/own_products.rs: PRODUCT_COLUMNS, PRODUCT_GATED, PRODUCT_CLUSTER (blocks of a cluster: 1 or 2),
 // PRODUCT_STAGES.
