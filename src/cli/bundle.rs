@@ -26,8 +26,8 @@ const LAUNCHER_TEXT: &str = r#"#!/bin/sh
 # Runs the bundled cs336 against the PyTorch of this machine; PYTHON names another interpreter.
 here=$(dirname "$(readlink -f "$0")")
 python=$(command -v "${PYTHON:-python3}") || { echo "cs336: no ${PYTHON:-python3} on the path; name an interpreter with PYTHON=..." >&2; exit 1; }
-# Nothing is loaded from the working directory, where others may write; in a list of folders an empty one means it.
-named() { printf %s "$1" | tr -s : | sed 's/^://; s/:$//'; }
+# Nothing is loaded from the working directory, where others may write: of a list of folders those from the root are kept.
+named() { printf %s "$1" | tr : '\n' | grep '^/' | paste -sd : -; }
 export PYTHONSAFEPATH=1 PYTHONPATH="$(named "${PYTHONPATH:-}")" LD_LIBRARY_PATH="$(named "${LD_LIBRARY_PATH:-}")"
 # Only who names this folder as CS336_ROOT runs what other users can write to in it; another tree is not this program's.
 [ "$(readlink -f "${CS336_ROOT:-/}")" = "$here" ] || unset CS336_ROOT
@@ -125,7 +125,7 @@ fn copy_tracked(layout: &Layout, data: &str, to: &Path) -> Result<()> {
     for name in listed.split(|b| *b == 0).filter(|n| !n.is_empty()) {
         let name = std::str::from_utf8(name).context("a file name is not UTF-8")?;
         let target = to.join(name);
-        fs::create_dir_all(target.parent().context("a file needs a folder")?)?;
+        target.parent().map_or(Ok(()), fs::create_dir_all)?;
         copy(&layout.root.join(name), &target).with_context(|| format!("failed to copy {}", one_line(name)))?;
     }
     Ok(())

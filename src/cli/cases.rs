@@ -56,8 +56,10 @@ pub fn run(layout: &Layout, folder: &Path, subject: Option<&Subject>, arguments:
     let printer = arguments.printer();
     let mut worker = Worker::new(layout);
     let mut results = Vec::new();
+    let count = files.len();
     for path in files {
-        let Some(result) = grade(&mut worker, &path, subject) else { return Ok(Ended::Interrupted) };
+        // What is finished is printed and written all the same.
+        let Some(result) = grade(&mut worker, &path, subject) else { break };
         if !arguments.json {
             print(&result, printer);
         }
@@ -67,11 +69,17 @@ pub fn run(layout: &Layout, folder: &Path, subject: Option<&Subject>, arguments:
     if arguments.json {
         printer.line(serde_json::to_string_pretty(&results)?);
     } else {
-        printer.line(format!("{passed} of {} cases passed", results.len()));
+        printer.line(format!("{passed} of {count} cases passed"));
     }
+    let left = count - results.len();
     if let Some(path) = &arguments.junit {
-        let tests = results.iter().map(|r| (r.file.as_str(), r.status(), r.elapsed_s));
+        let words = CheckStatus::Failed { error: format!("interrupted: {left} of {count} cases were not run") };
+        let rest = (left > 0).then_some(("grading", words, 0.0));
+        let tests = results.iter().map(|r| (r.file.as_str(), r.status(), r.elapsed_s)).chain(rest);
         write_atomically(path, junit([("cases", tests)])?.as_bytes())?;
+    }
+    if left > 0 {
+        return Ok(Ended::Interrupted);
     }
     let not_graded = results.iter().filter(|r| r.not_graded.is_some()).count();
     ensure!(

@@ -1,7 +1,7 @@
 //! `cs336 grade`: points per problem and part with the reason for each one lost; hidden cases; JUnit and Gradescope
 //! files.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use anyhow::{Result, anyhow};
@@ -48,9 +48,9 @@ pub struct Arguments {
     /// Of a subject: run only the checks of this name (repeatable); the others earn nothing
     #[arg(long = "check", value_name = "NAME")]
     checks: Vec<String>,
-    /// Where --subjects writes
-    #[arg(long, value_name = "DIR", default_value = "grades", requires = "subjects")]
-    output: PathBuf,
+    /// Where --subjects writes [default: grades]
+    #[arg(long, value_name = "DIR", requires = "subjects")]
+    output: Option<PathBuf>,
 }
 
 impl Arguments {
@@ -76,9 +76,10 @@ pub fn run(arguments: &Arguments) -> Result<Ended> {
             &arguments.subject,
             &arguments.problems,
             &arguments.checks,
-            &arguments.output,
+            arguments.output.as_deref().unwrap_or(Path::new("grades")),
         );
     }
+    arguments.subject.require_named().map_err(leave_why)?;
     let subject = arguments.subject.subject.as_deref();
     if !arguments.checks.is_empty() && (subject.is_none() || cases.is_some()) {
         let misplaced = "--check chooses among the checks of a subject: use it with --subject or --subjects";

@@ -106,7 +106,7 @@ enum Verb {
         #[arg(long)]
         json: bool,
     },
-    /// Promote this machine's records to snapshots/, after showing the difference
+    /// Promote this machine's records to snapshots/, after showing the difference; of `device`, the results of `grade --device`
     Accept {
         #[command(flatten)]
         chosen: Chosen,
@@ -139,10 +139,8 @@ enum Verb {
         program: Vec<OsString>,
     },
     /// Run one rank of a distributed task, as torchrun's variables name it
-    #[command(hide = true)]
     Rank(rank::Task),
     /// Run a distributed task on ranks of this machine
-    #[command(hide = true)]
     Launch(rank::LaunchArguments),
 }
 
@@ -223,7 +221,8 @@ fn end_without_a_panic_where_output_fails() {
             if message.contains("(os error 32)") {
                 std::process::exit(141);
             }
-            let _ = writeln!(std::io::stderr(), "cs336: {message}");
+            let why = message.trim_start_matches("failed printing to stdout: ");
+            let _ = writeln!(std::io::stderr(), "cs336: standard output cannot be written: {why}");
             std::process::exit(1);
         }
         report(panic);

@@ -1,5 +1,5 @@
 //! `cs336 rank` runs one rank, started by a supervisor, torchrun, srun or mpirun; `cs336 launch` starts and supervises
-//! ranks on this machine. Both are hidden: measuring launches its ranks itself.
+//! ranks on this machine. Measuring launches its ranks itself.
 
 use std::mem::ManuallyDrop;
 use std::os::unix::process::CommandExt as _;
@@ -73,7 +73,8 @@ impl Task {
         require_distinct(&files.map(|(option, path)| (option, path.as_deref())))?;
         let Some(file) = &self.input else { return Ok(Value::Null) };
         let bytes = read(file).with_context(|| format!("reading {}", shown_path(file)))?;
-        json::from_str(&String::from_utf8_lossy(&bytes)).with_context(|| format!("{} is not JSON", shown_path(file)))
+        let text = String::from_utf8(bytes).with_context(|| format!("{} is not UTF-8", shown_path(file)))?;
+        json::from_str(&text).with_context(|| format!("{} is not JSON", shown_path(file)))
     }
 
     /// Errors: what the task gives could not be written at its end.

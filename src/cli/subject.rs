@@ -58,8 +58,21 @@ impl SubjectArguments {
         arguments + &self.seed.map_or(String::new(), |seed| format!(" --seed {seed}"))
     }
 
+    /// Errors: an option about subjects, and none is named.
+    pub fn require_named(&self) -> Result<()> {
+        let given = [
+            ("--install", self.install),
+            ("--limit", self.limit != LIMIT_S),
+            ("--memory", self.memory != MEMORY_GIB),
+            ("--seed", self.seed.is_some()),
+        ];
+        let misplaced = given.iter().find(|(_, is_given)| *is_given && self.subject.is_none());
+        misplaced.map_or(Ok(()), |(option, _)| bail!("{option} is about a subject: use it with --subject"))
+    }
+
     /// The tree of the subject that is named, else of ours.
     pub fn layout(&self, layout: &Layout) -> Result<Layout> {
+        self.require_named()?;
         let subject = self.subject.as_ref().map(|folder| self.find(folder, None)).transpose()?;
         Ok(subject.map_or_else(|| layout.clone(), |subject| layout.of_subject(&subject)))
     }

@@ -21,10 +21,10 @@ use crate::root::{read, read_text};
 #[derive(clap::Args)]
 pub struct Arguments {
     /// Render from snapshots/ only and compare with snapshots/rendered; measures and writes nothing
-    #[arg(long, conflicts_with_all = ["fresh", "no_measure", "subject"])]
+    #[arg(long, conflicts_with_all = ["fresh", "no_measure", "profile", "subject"])]
     check: bool,
     /// Fail unless report/writeup.pdf is up to date with the records; measures and writes nothing
-    #[arg(long, conflicts_with_all = ["no_measure", "subject"])]
+    #[arg(long, conflicts_with_all = ["no_measure", "profile", "subject"])]
     fresh: bool,
     /// Render the existing records and measure nothing
     #[arg(long)]

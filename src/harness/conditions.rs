@@ -4,6 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
+use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::stats::Summary;
@@ -103,7 +104,25 @@ pub struct ReadingRange {
     pub max: f64,
 }
 
+impl ReadingRange {
+    fn is_possible(&self) -> bool {
+        0.0 <= self.min && self.min <= self.median && self.median <= self.max
+    }
+}
+
 impl Conditions {
+    /// Errors: a range that does not rise, or a clock or a power below zero.
+    pub fn validate(&self) -> Result<()> {
+        let readings = [&self.before, &self.after].into_iter();
+        let of_readings = readings.flat_map(|reading| [reading.sm_clock_hz, reading.memory_clock_hz, reading.power_w]);
+        let ranges = self.during.iter().flat_map(|during| [during.sm_clock_hz, during.power_w]);
+        ensure!(
+            of_readings.into_iter().all(|x| x >= 0.0) && ranges.into_iter().all(|range| range.is_possible()),
+            "its conditions have a clock or a power below zero, or a range that does not rise"
+        );
+        Ok(())
+    }
+
     /// The reasons to measure the case again, without those that held before the case began.
     pub fn spoiled_by(&self) -> BTreeSet<Throttle> {
         let during = self.during.iter().flat_map(|during| &during.throttle);
@@ -211,6 +230,27 @@ mod tests {
         let first = Cell::new(true);
         let sensor = || Some(reading(1e9, if first.replace(false) { &[Throttle::HwThermalSlowdown] } else { &[] }));
         assert!(ConditionsMonitor::start(&sensor).end().unwrap().spoiled_by().is_empty());
+    }
+
+    #[test]
+    fn readings_that_no_sensor_gives_are_refused() {
+        let with = |change: fn(&mut Conditions)| {
+            let during = summary(&[reading(1.5e9, &[]), reading(1.7e9, &[])]);
+            let (before, after) = (reading(1e9, &[]), reading(1.2e9, &[]));
+            let mut conditions = Conditions { before, during, after, remeasured_after: BTreeSet::new() };
+            change(&mut conditions);
+            conditions.validate()
+        };
+        with(|_| {}).unwrap();
+        let changes: [fn(&mut Conditions); 3] = [
+            |conditions| conditions.before.sm_clock_hz = -1e300,
+            |conditions| conditions.after.power_w = -1.0,
+            |conditions| conditions.during.as_mut().unwrap().power_w.min = 1e300,
+        ];
+        for change in changes {
+            let said = with(change).unwrap_err().to_string();
+            assert!(said.contains("a clock or a power below zero, or a range that does not rise"), "{said}");
+        }
     }
 
     #[test]

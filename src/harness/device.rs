@@ -187,8 +187,12 @@ impl DeviceGroup {
         local.require_acceptable_runs()?;
         for case in &local.cases {
             let name = case.params["check"].as_str().unwrap_or_default();
-            if let Outcome::Failed { error } = &case.outcome {
-                bail!("{name} failed ({error}); fix it, then `cs336 grade --device`");
+            match &case.outcome {
+                Outcome::Measured { .. } => {}
+                Outcome::Failed { error } => bail!("{name} failed ({error}); fix it, then `cs336 grade --device`"),
+                Outcome::NotRun { .. } | Outcome::OutOfMemory { .. } => {
+                    bail!("{name} was not run, so the record proves nothing of it; `cs336 grade --device`")
+                }
             }
             let stale = self.why_stale(local, case);
             ensure!(stale.is_none(), "{name} is stale: {}; `cs336 grade --device`", stale.unwrap_or_default());

@@ -7,7 +7,7 @@ use serde_json::Value;
 use super::plan::staleness;
 use super::problem::Problem;
 use super::record::{CaseRecord, Machine, Outcome, RecordFile};
-use super::samples::{Samples, Unit, each_samples};
+use super::samples::{Samples, Unit, each_samples, is_time};
 use super::stats::{Change, Comparison, compare};
 use super::store::Layout;
 use super::suite::Suite;
@@ -139,7 +139,6 @@ fn samples_of(row: &Value) -> Result<Vec<(String, Samples)>> {
 fn what_must_repeat(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
-            let is_time = |key: &str| key == "seconds" || key.ends_with("_s");
             let kept = fields.iter().filter(|(key, child)| *key != "samples" && !(is_time(key) && child.is_number()));
             Value::Object(kept.map(|(key, child)| (key.clone(), what_must_repeat(child))).collect())
         }

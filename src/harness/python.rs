@@ -61,9 +61,9 @@ fn safe(interpreter: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Comm
     command
 }
 
-/// The folders that [`FOLDERS`] lists. Python takes an empty one for the working directory.
+/// The folders that [`FOLDERS`] lists, but those that lie in the working directory: relative ones, and empty ones, which mean it.
 pub fn named(folders: &OsStr) -> impl Iterator<Item = PathBuf> {
-    std::env::split_paths(folders).filter(|folder| !folder.as_os_str().is_empty())
+    std::env::split_paths(folders).filter(|folder| folder.is_absolute())
 }
 
 /// Checks that the interpreter runs and has `module`, without importing it.
@@ -152,7 +152,7 @@ mod tests {
     fn the_working_directory_is_not_among_the_peers_folders() {
         let path = |before: Option<&str>| path_to_peers(Path::new("/suites"), before.map(OsString::from)).unwrap();
         assert_eq!([None, Some(""), Some(":")].map(path), ["/suites"; 3]);
-        assert_eq!(path(Some("/a::/b:")), "/suites:/a:/b");
+        assert_eq!(path(Some("/a::/b:.:c")), "/suites:/a:/b");
     }
 
     #[test]
@@ -171,7 +171,9 @@ mod tests {
         for name in ["planted.py", "sitecustomize.py"] {
             std::fs::write(folder.path().join(name), "print('it ran')").unwrap();
         }
-        for folders in [None, Some(""), Some(":"), Some(":/nowhere"), Some("/nowhere::/nowhere")] {
+        for folders in
+            [None, Some(""), Some(":"), Some(":/nowhere"), Some("/nowhere::/nowhere"), Some("."), Some("./:..")]
+        {
             let mut python = safe(&interpreter(), |name| folders.filter(|_| name == FOLDERS).map(OsString::from));
             let output = python.args(["-c", "import planted"]).current_dir(folder.path()).output().unwrap();
             let [printed, said] = [output.stdout, output.stderr].map(|bytes| String::from_utf8(bytes).unwrap());

@@ -291,6 +291,7 @@ impl CaseRecord {
             (0.0..MAX_PROCESSORS).contains(&busy),
             "{busy:e} processors were busy: expected 0 to {MAX_PROCESSORS:e}"
         );
+        self.conditions.as_ref().map_or(Ok(()), Conditions::validate)?;
         let Outcome::Measured { row } = &self.outcome else { return Ok(()) };
         require_counts(row)?;
         each_samples(row, &mut |at, samples| samples.validate().with_context(|| at.to_string()))?;

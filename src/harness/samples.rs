@@ -106,11 +106,13 @@ impl Samples {
     }
 }
 
+/// Clocks of a host and a device differ by some millionths.
+const TOLERANCE: f64 = 1.01;
+
 /// Errors: times in `row` that a case of `elapsed_s` seconds, written to a record, cannot have. No list counts a second
-/// twice, so its samples together take at most as long as their case.
+/// twice, so its samples together take at most as long as their case; so does a plain time, and none is below zero.
 pub fn check_times(row: &Value, elapsed_s: f64) -> Result<()> {
-    /// Clocks of a host and a device differ by some millionths.
-    const TOLERANCE: f64 = 1.01;
+    check_plain_times(row, round_to_clock(elapsed_s), &mut String::new())?;
     each_samples(row, &mut |at, Samples { unit, samples, .. }| {
         if *unit != Unit::Seconds {
             return Ok(());
@@ -125,6 +127,33 @@ pub fn check_times(row: &Value, elapsed_s: f64) -> Result<()> {
         );
         Ok(())
     })
+}
+
+/// Whether a field of a row holds a time by its name, or a list of them: `seconds`, or an ending of `_s`, but not of `per_s`,
+/// which is a rate.
+pub fn is_time(key: &str) -> bool {
+    key == "seconds" || (key.ends_with("_s") && !key.ends_with("per_s"))
+}
+
+fn check_plain_times(value: &Value, elapsed_s: f64, path: &mut String) -> Result<()> {
+    let length = path.len();
+    let fields = value.as_object().into_iter().flatten().map(|(key, child)| (key.as_str(), child));
+    let items = value.as_array().into_iter().flatten().map(|child| ("", child));
+    for (key, child) in fields.chain(items) {
+        *path += if length > 0 && !key.is_empty() { "." } else { "" };
+        *path += &one_line(key);
+        let in_list = child.as_array().into_iter().flatten();
+        let times = std::iter::once(child).chain(in_list).filter_map(Value::as_f64).filter(|_| is_time(key));
+        for seconds in times {
+            ensure!(
+                (0.0..=elapsed_s * TOLERANCE).contains(&seconds),
+                "{path} is {seconds:e} s, and its case took {elapsed_s:.3e} s"
+            );
+        }
+        check_plain_times(child, elapsed_s, path)?;
+        path.truncate(length);
+    }
+    Ok(())
 }
 
 /// Calls `visit` with the path and content of every [`Samples`] inside `row`.
@@ -171,23 +200,21 @@ pub fn round_to_clock(seconds: f64) -> f64 {
     (steps.round().max(1.0) / STEPS_PER_S).copysign(seconds)
 }
 
-/// Rounds every time in `row` by [`round_to_clock`]: samples in seconds, and fields that are called `seconds` or whose names
-/// end in `_s` (not in `per_s`, which is a rate).
+/// Rounds every time in `row` by [`round_to_clock`]: samples in seconds, and fields that [`is_time`] names.
 pub fn round_times(row: &mut Value) {
     round(row, false);
 }
 
-fn round(value: &mut Value, is_time: bool) {
+fn round(value: &mut Value, of_clock: bool) {
     match value {
         Value::Object(fields) => {
             let in_seconds = fields.get("unit").is_some_and(|unit| unit == "s");
             for (key, child) in fields {
-                let of_clock = key == "seconds" || (key.ends_with("_s") && !key.ends_with("per_s"));
-                round(child, of_clock || (in_seconds && key == "samples"));
+                round(child, is_time(key) || (in_seconds && key == "samples"));
             }
         }
-        Value::Array(items) => items.iter_mut().for_each(|item| round(item, is_time)),
-        Value::Number(number) if is_time && number.is_f64() => {
+        Value::Array(items) => items.iter_mut().for_each(|item| round(item, of_clock)),
+        Value::Number(number) if of_clock && number.is_f64() => {
             *value = number.as_f64().map(round_to_clock).into();
         }
         _ => {}

@@ -56,6 +56,9 @@ const SOURCES: [&str; 20] = [
     "c", "h", "hpp", "so",
 ];
 
+/// A larger file is data. It counts by its size and the time of its last change, since reading it may take hours.
+const MOST_SOURCE_BYTES: u64 = 1 << 26;
+
 /// The variable that names the Python of a subject.
 pub const PYTHON: &str = "PYTHON";
 
@@ -180,8 +183,8 @@ impl Subject {
                 if real.is_dir() && !is_hidden {
                     folders.push(real.clone());
                 } else if real.is_file() && is_source {
-                    let hash = sha256_of_file(&real).with_context(|| format!("reading {}", shown_path(&path)))?;
-                    lines.insert(self.within(&real), hash);
+                    let content = content(&real).with_context(|| format!("reading {}", shown_path(&path)))?;
+                    lines.insert(self.within(&real), content);
                 } else {
                     continue;
                 }
@@ -240,6 +243,15 @@ impl Layout {
     /// The same tree with the subject's own records and report.
     pub fn of_subject(&self, subject: &Subject) -> Self {
         Self { subject: Some(subject.clone()), ..self.clone() }
+    }
+}
+
+/// The hash of a file's bytes; of a file above [`MOST_SOURCE_BYTES`] its size and the time of its last change.
+fn content(file: &Path) -> std::io::Result<String> {
+    let data = std::fs::metadata(file)?;
+    match data.len() {
+        0..=MOST_SOURCE_BYTES => sha256_of_file(file),
+        bytes => Ok(format!("{bytes} bytes of {:?}", data.modified()?)),
     }
 }
 

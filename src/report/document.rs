@@ -2,12 +2,12 @@
 
 use std::fmt::Write as _;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::anchors::{self, PROVENANCE as PROVENANCE_ID, Place};
 use super::escape::{self, typst as typst_text, typst_string};
 use super::figures::PlacedFigure;
-use super::html::{Chapter, Edition};
+use super::html::{Chapter, Edition, Sets};
 use super::markdown::{self, Counters};
 use super::provenance;
 use super::sections::{self, APPENDICES};
@@ -23,7 +23,7 @@ const PROVENANCE: &str = "D. Runs, machines and claims";
 
 /// Renders every problem in order and joins the pieces.
 pub fn assemble(document: &Document) -> Result<Rendered> {
-    let mut pieces = Pieces::default();
+    let mut pieces = Pieces { sets: Sets::of(document), ..Pieces::default() };
     if let Err(error) = pieces.summary(document) {
         pieces.fault(template::SUMMARY, &format!("This page could not be built: {error:#}"))?;
     }
@@ -55,7 +55,9 @@ pub fn assemble(document: &Document) -> Result<Rendered> {
 
 /// The document so far, in both forms.
 #[derive(Default)]
-struct Pieces {
+struct Pieces<'a> {
+    /// The records of all problems.
+    sets: Sets<'a>,
     markdown: String,
     typst: String,
     counters: Counters,
@@ -69,9 +71,10 @@ struct Pieces {
     put_off: [Vec<(HandoutProblem, Place, String)>; APPENDICES.len()],
 }
 
-impl Pieces {
+impl Pieces<'_> {
     fn summary(&mut self, document: &Document) -> Result<()> {
         let Some((markdown, used)) = template::fill_summary(document)? else { return Ok(()) };
+        self.sets.require_cases(&markdown).context(template::SUMMARY)?;
         let files = self.drawn(used);
         self.counters.place = Place::new("front", []);
         self.convert(template::SUMMARY, &markdown)?;
@@ -112,6 +115,7 @@ impl Pieces {
         self.check_parts(problem)?;
         let Some((markdown, used)) = template::fill(problem)? else { return Ok(()) };
         let origin = template::origin(problem);
+        self.sets.require_cases(&markdown).with_context(|| origin.clone())?;
         let sections = sections::split(&origin, &markdown)?;
         let files = self.drawn(used.figures);
         self.counters.place = sections.place(problem.handout.name);

@@ -15,6 +15,7 @@ use typst::{Library, LibraryExt as _, World, WorldExt as _};
 use typst_kit::fonts::FontStore;
 use typst_layout::PagedDocument;
 use typst_pdf::{PdfOptions, PdfStandard, PdfStandards};
+use unicode_segmentation::UnicodeSegmentation as _;
 
 use super::Rendered;
 use crate::process::MORE_PROCESSES;
@@ -66,17 +67,21 @@ fn in_every_font(c: char) -> bool {
     coverages().all(|has| has.contains(c.into()))
 }
 
-/// `text` with the code points of the characters that cannot be displayed, which PDF/UA refuses. It may be typst's markup, a
-/// string in it, JSON or SVG: the quotes around a code point mean nothing in any of them.
+/// A letter with its marks is set as one, in time and memory of its length squared; no language writes so many.
+const MOST_MARKS: usize = 16;
+
+/// `text` with the code points of the characters that cannot be displayed, which PDF/UA refuses, and of marks above
+/// [`MOST_MARKS`]. It may be typst's markup, a string in it, JSON or SVG: the quotes around a code point mean nothing in any of
+/// them.
 fn displayable(text: &str, is_displayed: fn(char) -> bool) -> Cow<'_, str> {
     let others: BTreeSet<char> = text.chars().filter(|c| !c.is_ascii() && !c.is_whitespace()).collect();
     let lacking: BTreeSet<char> = others.into_iter().filter(|&c| !is_displayed(c)).collect();
-    if lacking.is_empty() {
+    if lacking.is_empty() && text.graphemes(true).all(|letter| letter.chars().nth(MOST_MARKS).is_none()) {
         return text.into();
     }
     let mut out = String::with_capacity(text.len());
-    for c in text.chars() {
-        match lacking.contains(&c) {
+    for (place, c) in text.graphemes(true).flat_map(|letter| letter.chars().enumerate()) {
+        match lacking.contains(&c) || place >= MOST_MARKS {
             true => out.push_str(&format!("‹U+{:04X}›", u32::from(c))),
             false => out.push(c),
         }
@@ -209,6 +214,10 @@ mod tests {
             assert_eq!(displayable(text, in_any_font), text);
         }
         assert_eq!(displayable("a 张😀", in_any_font), "a ‹U+5F20›‹U+1F600›");
+        let marks = "\u{301}".repeat(MOST_MARKS);
+        let [some, many] = [&marks[2..], &marks].map(|marks| format!("a{marks}b"));
+        assert_eq!(displayable(&some, in_any_font), some);
+        assert_eq!(displayable(&many, in_any_font), format!("a{}‹U+0301›b", &marks[2..]));
         assert!("‹›azé".chars().all(in_every_font) && !in_every_font('א'));
     }
 }

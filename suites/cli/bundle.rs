@@ -188,8 +188,12 @@ fn a_bundle_runs_through_links_from_a_folder_with_a_space() {
     for name in ["glob.py", "sitecustomize.py"] {
         fs::write(bundle.folder.path().join("elsewhere").join(name), "raise SystemExit('planted')").unwrap();
     }
-    let list = printed(bundle.command(&["list"]).env("PYTHONPATH", ":/nowhere").env("LD_LIBRARY_PATH", ":/nowhere"));
-    assert!(list.contains("21 problems, 107 points"));
+    // The loader would take it before the system's, and fail. The shell needs none.
+    fs::write(bundle.folder.path().join("elsewhere/libm.so.6"), "planted").unwrap();
+    for folders in [":/nowhere", ".", "/nowhere:.:./"] {
+        let list = printed(bundle.command(&["list"]).env("PYTHONPATH", folders).env("LD_LIBRARY_PATH", folders));
+        assert!(list.contains("21 problems, 107 points"));
+    }
     assert!(printed(&mut bundle.command(&["grade", "communication_accounting"])).contains("of 10 points"));
     printed(&mut bundle.command(&["writeup", "--no-measure"]));
     for name in ["pdf", "html", "md"] {

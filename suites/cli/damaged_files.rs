@@ -165,3 +165,17 @@ fn a_wrong_name_beside_device_promotes_nothing() {
     assert!(tree.refused(&["accept", "device", "nosuch"]).contains("no problem \"nosuch\""));
     assert!(!tree.path("snapshots").exists(), "the device's results were promoted");
 }
+
+#[test]
+fn the_command_that_completes_a_record_measures_its_profile() {
+    let tree = Tree::new();
+    for profile in ["cpu", "gpu"] {
+        let committed = Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("snapshots/{profile}/{PROBLEM}.json"));
+        let mut record: Value = serde_json::from_str(&fs::read_to_string(committed).unwrap()).unwrap();
+        record["cases"].as_array_mut().unwrap().pop();
+        fs::create_dir_all(tree.path("report/records").join(profile)).unwrap();
+        fs::write(tree.path(format!("report/records/{profile}/{PROBLEM}.json")), record.to_string()).unwrap();
+        let said = tree.refused(&["accept", PROBLEM, "--profile", profile]);
+        assert!(said.contains(&format!("cs336 measure {PROBLEM} --profile {profile} --resume`")), "{said}");
+    }
+}

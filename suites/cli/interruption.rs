@@ -281,7 +281,7 @@ fn a_full_disk_under_the_output_is_named() {
     assert_eq!(output.status.code(), Some(1));
     let said = output_text(&output);
     assert!(
-        said.starts_with("cs336: failed printing to stdout: No space left") && !said.contains("panicked"),
+        said.starts_with("cs336: standard output cannot be written: No space left") && !said.contains("panicked"),
         "{said}"
     );
 }
@@ -303,4 +303,26 @@ fn measuring_goes_on_where_nobody_reads_its_progress() {
     let status = tree.command(MEASURE).stdout(Stdio::null()).stderr(unread()).status().unwrap();
     assert!(status.success() && !cases(&tree).is_empty());
     require_intact(&tree, &cases(&tree));
+}
+
+#[rstest]
+fn an_interrupt_of_cases_keeps_the_finished_ones(#[values("-INT", "-TERM")] signal: &str) {
+    let tree = Tree::new();
+    fs::create_dir(tree.path("cases")).unwrap();
+    let sound = Path::new(env!("CARGO_MANIFEST_DIR")).join("suites/cases/rmsnorm.safetensors");
+    for i in 0..400 {
+        fs::copy(&sound, tree.path(format!("cases/{i:03}.safetensors"))).unwrap();
+    }
+    let mut command = tree.command(&["grade", "--cases", "cases", "--junit", "j.xml"]);
+    fs::write(tree.path("j.xml"), "old").unwrap();
+    let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut first = [0; 6];
+    std::io::Read::read_exact(child.stdout.as_mut().unwrap(), &mut first).unwrap();
+    assert_eq!(&first, b"passed");
+    send(signal, &child);
+    let said = output_text(&child.wait_with_output().unwrap());
+    assert!(said.contains("of 400 cases passed") && said.contains("cs336: interrupted"), "{said}");
+    let xml = fs::read_to_string(tree.path("j.xml")).unwrap();
+    assert!(xml.contains("of 400 cases were not run"), "{xml}");
+    assert!(xml.contains("000.safetensors") && xml.contains("failures=\"1\""), "{xml}");
 }

@@ -151,3 +151,19 @@ fn the_name_of_a_checkout_cannot_act_on_a_terminal() {
         fs::rename(official.tree.path(name).join(tests), official.tree.path(name).join("elsewhere")).unwrap();
     }
 }
+
+#[test]
+fn settings_that_cannot_be_read_add_no_folder_and_an_endless_expression_is_no_python() {
+    let official = Official::new("");
+    let settings = official.tree.path("checkout/pyproject.toml");
+    fs::write(&settings, "[tool.pytest.ini_options]\npythonpath = \"a\\u0000b lib\"").unwrap();
+    let (code, said) = official.ended(&official.command().output().unwrap());
+    assert!(code == Some(0) && !said.contains("Traceback"), "{said}");
+    fs::File::create(&settings).unwrap().set_len(1 << 42).unwrap();
+    let (code, said) = official.ended(&official.command().output().unwrap());
+    assert!(code == Some(0) && !said.contains("Traceback"), "{said}");
+    fs::write(official.tree.path("checkout/tests/test_two.py"), format!("x={}1", "-".repeat(100_000))).unwrap();
+    let (code, said) = official.ended(&official.command().output().unwrap());
+    let words = ["test_two.py is no Python: ", "nested", "check out the starter code's tests again"];
+    assert!(code == Some(1) && words.iter().all(|words| said.contains(words)), "{said}");
+}

@@ -19,6 +19,7 @@ use serde_json::{Value, json};
 use super::layout;
 
 mod accepted;
+mod lacking;
 
 const FRAME: &str = include_str!("../../report/writeup.typ");
 
@@ -305,33 +306,6 @@ fn every_damaged_record_ends_in_a_sentence_or_in_a_report() {
                 // Refused or not, it ends.
                 let _ = acceptable(&copy.layout, entry, &suite, &local, Some(&local));
             }
-        }
-        copy.write(entry, &sound);
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
-}
-
-#[test]
-fn an_answer_is_built_or_says_what_it_lacks_where_any_one_grid_was_not_run() {
-    let (copy, mut wrong) = (Copy::new(), Vec::new());
-    for entry in measured() {
-        let sound = records(entry);
-        let mut grids = BTreeSet::new();
-        for (_, record) in &sound {
-            grids.extend(record["cases"].as_array().unwrap().iter().filter_map(|case| case["grid"].as_str()));
-        }
-        for grid in grids {
-            let mut records = sound.clone();
-            for case in records.iter_mut().flat_map(|(_, record)| cases(record)) {
-                if case["grid"] == grid {
-                    case["outcome"] = json!({"kind": "not_run", "reason": "", "needs": "two GPUs", "has": "one"});
-                }
-            }
-            copy.write(entry, &records);
-            let (_, rendered) = copy.render(entry);
-            // An answer may ask for the grid, but in its own words.
-            let said = rendered.faults.iter().map(ToString::to_string).filter(|said| said.contains("templates/"));
-            wrong.extend(said.map(|said| format!("{} without {grid}: {said}", entry.name)));
         }
         copy.write(entry, &sound);
     }

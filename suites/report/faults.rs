@@ -62,6 +62,35 @@ fn a_template_that_fails_costs_its_own_problem_alone_and_says_why_in_bold() {
 }
 
 #[test]
+fn a_mark_of_no_case_costs_its_own_problem_or_the_summary_alone() {
+    for key in ["nowhere.gpu.9", "sample.cpu.10", "sample.gpu.0"] {
+        let marked = format!("{{{{ part(\"\") }}}}\n\nso \u{e000}{key}\u{e001}5\u{e002}");
+        let escaped = format!("{{{{ part(\"\") }}}}\n\nso {{{{ \"\\ue000{key}\\ue0015\\ue002\" }}}}");
+        let sound = problem("sound", &[("", 4.0)], "{{ part(\"\") }}\n\nSound words.");
+        let two = [("marked", marked), ("escaped", escaped)].map(|(name, text)| problem(name, &[("", 1.0)], &text));
+        let mut document = document(two.into_iter().chain([sound]).collect());
+        document.summary = Some(Ok(format!("\u{e000}{key}\u{e001}5\u{e002}")));
+        let (rendered, _, html) = editions(&document);
+        let places: Vec<&str> = rendered.faults.iter().map(|fault| fault.place.as_str()).collect();
+        assert_eq!(places, ["templates/summary.md", "marked", "escaped"], "{:?}", rendered.faults);
+        let said = rendered.faults.iter().map(|fault| &fault.reason);
+        for (reason, file) in said.zip(["summary", "marked", "escaped"]) {
+            let words = [&format!("templates/{file}.md: delete the characters U+E000, U+E001, U+E002"), key];
+            assert!(words.iter().all(|words| reason.contains(*words)), "{reason}");
+        }
+        assert!(html.contains("Sound words.") && html.contains("could not be built"));
+    }
+}
+
+#[test]
+fn a_letter_with_thousands_of_marks_is_set_in_little_memory() {
+    // Set as one letter, 20,000 took 24 GB.
+    let template = format!("{{{{ part(\"\") }}}}\n\nA{} and on.", "\u{301}".repeat(20_000));
+    let (rendered, printed, _) = editions(&document(vec![problem("x", &[("", 1.0)], &template)]));
+    assert!(rendered.faults.is_empty() && printed.contains("U+0301") && printed.contains("andon."));
+}
+
+#[test]
 fn a_failed_case_is_named_with_its_error_and_its_problem_is_not_answered() {
     let mut input = whole("Text.");
     let file = &mut input.records.cpu.as_mut().unwrap().file;

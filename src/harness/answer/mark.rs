@@ -57,7 +57,15 @@ fn runs(cases: BTreeSet<usize>) -> String {
     words.collect::<Vec<_>>().join(",")
 }
 
-/// The cases of a key; what is no key gives none.
+/// More cases than all records have.
+const MOST_CASES: usize = 100_000;
+
+/// The keys of a text's marks.
+pub fn keys(text: &str) -> impl Iterator<Item = &str> {
+    text.split(KEY).skip(1).filter_map(|rest| Some(rest.split_once(TEXT)?.0))
+}
+
+/// The cases of a key; what is no key, or names more cases than there are, gives none.
 pub fn cases(key: &str) -> Vec<CaseKey> {
     let mut out = Vec::new();
     for group in key.split(';') {
@@ -66,6 +74,9 @@ pub fn cases(key: &str) -> Vec<CaseKey> {
         for run in numbers.split(',') {
             let (from, to) = run.split_once('-').unwrap_or((run, run));
             if let (Ok(from), Ok(to)) = (from.parse::<usize>(), to.parse::<usize>()) {
+                if to.saturating_sub(from) >= MOST_CASES - out.len() {
+                    return Vec::new();
+                }
                 out.extend((from..=to).map(|case| (problem.to_string(), profile, case)));
             }
         }
@@ -114,12 +125,16 @@ mod tests {
         let read: Vec<usize> = cases(&key).into_iter().map(|(_, _, case)| case).collect();
         assert_eq!(read, [0, 1, 2, 7]);
         assert!(cases("").is_empty() && cases("x").is_empty());
+        for many in ["x.cpu.0-99999999999", "x.cpu.0-18446744073709551615", "x.cpu.0-60000,0-60000"] {
+            assert!(cases(many).is_empty(), "{many}");
+        }
     }
 
     #[test]
     fn a_mark_leaves_the_text_as_it_was() {
         let text = format!("so {} and {}", marked("12.5", "x.gpu.3"), marked("7", ""));
         assert_eq!(plain(&text), "so 12.5 and 7");
+        assert_eq!(Vec::from_iter(keys(&text)), ["x.gpu.3"]);
         assert!(text.contains(KEY) && !text.contains("7\u{E002}"));
     }
 }

@@ -141,6 +141,9 @@ fn a_failed_stale_early_or_uncommitted_result_is_not_accepted() {
     assert!(
         refusal(&before, &results(&before, &run("r", false), &[(&TWO, Err("hangs"))])).contains("two failed (hangs)")
     );
+    let mut skipped = passed.clone();
+    skipped.cases[0].outcome = Outcome::NotRun { reason: "x".into(), needs: "y".into(), has: "z".into() };
+    assert!(refusal(&before, &skipped).contains("one was not run, so the record proves nothing of it"));
     kernel(&layout, "a.cu", "int y;\n");
     assert!(refusal(&group(&layout, "2.11.0"), &passed).contains("one is stale: kernels/a.cu has changed since"));
 }

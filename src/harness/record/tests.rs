@@ -78,6 +78,8 @@ fn a_text_that_would_forge_a_line_is_refused_except_in_an_outcome() {
         let expected = r#"x.json holds what no run can write: the text "a\npassed\u{1b}[2J" is not one printable line"#;
         assert!(error.starts_with(expected), "{field}: {error}");
     }
+    let error = refused(&text("/runs/0/machine/os", &"\u{301}".repeat(1_001)));
+    assert!(error.contains("a text of 1001 characters: at most 1000 are one line; correct it"), "{error}");
     let failed = file(vec![case(json!({"i": 1}), "r1", Outcome::Failed { error: "a\nb".into() })]);
     RecordFile::parse(&failed.to_json().unwrap(), "x.json").unwrap();
 }
@@ -179,6 +181,16 @@ fn times_that_their_case_or_the_clock_cannot_have_are_refused() {
         (&[1e-12, 0.25], "forward: a sample of 1e-12 s is below a nanosecond"),
     ] {
         let error = format!("{:#}", of(samples).validate().unwrap_err());
+        assert!(error.contains("case 0 ({\"n\":1})") && error.contains(expected), "{error}");
+    }
+    let of = |row: Value| file(vec![case(json!({"n": 1}), "r1", Outcome::Measured { row })]);
+    of(json!({"seconds": 0.5, "spans": [{"end_s": 0.0}], "time_s": [0.1], "bytes_per_s": 1e30})).validate().unwrap();
+    for (row, expected) in [
+        (json!({"steps": [{"seconds": 7776.0}]}), "steps.seconds is 7.776e3 s, and its case took 5.000e-1 s"),
+        (json!({"link": {"overhead_s": -1e-6}}), "link.overhead_s is -1e-6 s"),
+        (json!({"time_s": [0.1, 0.6]}), "time_s is 6e-1 s"),
+    ] {
+        let error = format!("{:#}", of(row).validate().unwrap_err());
         assert!(error.contains("case 0 ({\"n\":1})") && error.contains(expected), "{error}");
     }
 }

@@ -22,10 +22,18 @@ pub(super) fn require_counts(value: &Value) -> Result<()> {
     }
 }
 
-/// Errors: a text or a key that is not one printable line. They are printed as parts of lines; only outcomes, which are
+/// Names of machines, software and parameters have at most some hundred.
+const MOST_LETTERS: usize = 1_000;
+
+/// Errors: a text or a key that is not one printable line, or too long for one. They are printed as parts of lines; only outcomes, which are
 /// printed apart, may hold others.
 pub(super) fn require_lines(value: &Value) -> Result<()> {
     let is_line = |text: &str| {
+        let letters = text.chars().count();
+        ensure!(
+            letters <= MOST_LETTERS,
+            "a text of {letters} characters: at most {MOST_LETTERS} are one line; correct it"
+        );
         ensure!(text == one_line(text), "the text {text:?} is not one printable line; correct it");
         Ok(())
     };

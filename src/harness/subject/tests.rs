@@ -169,6 +169,18 @@ fn the_hash_is_that_of_the_code_wherever_the_folder_lies() {
 }
 
 #[test]
+fn a_file_of_terabytes_is_not_read_for_the_hash() {
+    let folder = tempfile::tempdir().unwrap();
+    let subject = subject_of(folder.path(), &[], &[]);
+    let data = fs::File::create(folder.path().join("data.json")).unwrap();
+    data.set_len(1 << 42).unwrap();
+    let before = subject.hash().unwrap();
+    assert_eq!(subject.hash().unwrap(), before);
+    data.set_len((1 << 42) + 1).unwrap();
+    assert_ne!(subject.hash().unwrap(), before);
+}
+
+#[test]
 fn the_hash_covers_code_behind_a_link_within_the_folder_and_no_link_out_of_it() {
     let [folder, outside] = [(); 2].map(|()| tempfile::tempdir().unwrap());
     fs::write(outside.path().join("theirs.py"), "theirs").unwrap();

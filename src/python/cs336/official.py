@@ -25,6 +25,8 @@ TAG = "spring2025"
 # What a checkout's tests may hold; those of Spring 2025 are a dozen files.
 MOST_FILES = 10_000
 MOST_BYTES = 1 << 30
+# A longer pyproject.toml is none.
+MOST_SETTINGS = 1 << 20
 # The variable that names the folder which `cs336 official` of the repository removes, however this process ends.
 FOLDER = "CS336_WORKER_FOLDER"
 # pytest's exit status where its command line or a conftest.py stops it.
@@ -126,7 +128,7 @@ def imports(files: list[Path]) -> tuple[set[str], set[str]]:
         try:
             statements = ast.parse(file.read_bytes()).body
         except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
-            words = f"{shown(file)} is no Python: {shown(error)}"
+            words = f"{shown(file)} is no Python: {shown(error) or 'it is nested too deeply'}"
             raise Refused(f"{words}; check out the starter code's tests again") from None
         for node in statements:
             if isinstance(node, ast.Import):
@@ -141,12 +143,13 @@ def imports(files: list[Path]) -> tuple[set[str], set[str]]:
 def pythonpath(folder: Path) -> list[Path]:
     """The folders that the checkout's pyproject.toml has pytest add to Python's path; no other setting counts."""
     file = folder / "pyproject.toml"
-    if tomllib is None or not file.is_file():
+    if tomllib is None or not file.is_file() or file.stat().st_size > MOST_SETTINGS:
         return []
     try:
         pytest = tomllib.loads(file.read_text(encoding="utf-8"))["tool"]["pytest"]
         named = pytest.get("pythonpath") or pytest["ini_options"]["pythonpath"]
-        return [folder.resolve() / path for path in (shlex.split(named) if isinstance(named, str) else named)]
+        paths = shlex.split(named) if isinstance(named, str) else named
+        return [folder.resolve() / path for path in paths if path.isprintable()]
     except (AttributeError, KeyError, TypeError, ValueError, RecursionError):
         # It names none, or pytest could not read it either.
         return []

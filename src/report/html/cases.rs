@@ -19,6 +19,7 @@ use crate::report::warnings::in_line;
 const MOST_VALUES: usize = 60;
 
 /// The record sets of a document by problem and profile.
+#[derive(Default)]
 pub struct Sets<'a>(BTreeMap<(&'a str, Profile), &'a RecordSet>);
 
 /// "naive_ddp.gpu.3": what a case is called in the page's ids and data.
@@ -54,6 +55,16 @@ impl<'a> Sets<'a> {
         let case = set.file.cases.get(key.2).with_context(missing)?;
         let run = set.file.runs.iter().find(|run| run.id == case.run).with_context(missing)?;
         Ok((case, run, set.stale.get(&key.2)))
+    }
+
+    /// Errors: a mark of the text names a case that the document lacks. Filters make none such, but a template can hold any
+    /// character.
+    pub fn require_cases(&self, text: &str) -> Result<()> {
+        let known = |key: &CaseKey| self.case(key).map(drop);
+        mark::keys(text).try_for_each(|key| mark::cases(key).iter().try_for_each(known)).with_context(|| {
+            let marks = [mark::KEY, mark::TEXT, mark::END].map(|mark| format!("U+{:04X}", u32::from(mark)));
+            format!("delete the characters {}, which only filters may print", marks.join(", "))
+        })
     }
 
     /// The list of the cases, grouped by problem and profile; each entry is the target of its numbers' links.

@@ -16,7 +16,7 @@ use std::path::Path;
 use anyhow::{Context as _, Error, Result};
 
 use self::body::{Setting, Shared};
-use self::cases::Sets;
+pub use self::cases::Sets;
 use self::escape::escape;
 use super::anchors::{self, PROVENANCE, Place};
 use super::sections::{APPENDICES, Sections};

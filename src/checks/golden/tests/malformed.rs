@@ -165,6 +165,25 @@ fn tolerances_that_let_zeros_pass_are_refused() {
 }
 
 #[test]
+fn tolerances_that_let_code_pass_which_trains_nothing_are_refused() {
+    for (name, before, after) in [
+        ("adamw", "param", "param_after"),
+        ("data_parallel_toy", "init.", "final."),
+        ("sharded_optimizer_toy", "init.", "final."),
+    ] {
+        let mut case = golden(name);
+        let trained = Vec::from_iter(case.tensors.keys().filter_map(|name| name.strip_prefix(after).map(String::from)));
+        for name in trained {
+            let nearly = &case.tensors[&format!("{before}{name}")] * 1.000_1;
+            case.tensors.insert(format!("{after}{name}"), nearly);
+        }
+        case.metadata.extend([("rtol".to_string(), "1e-3".to_string()), ("atol".to_string(), "1e-3".to_string())]);
+        let said = format!("{:#}", run(&case).expect_err(name));
+        assert!(said.contains("let code pass that changes nothing") && said.contains("take larger steps"), "{said}");
+    }
+}
+
+#[test]
 fn every_comparison_prints_its_tolerances() {
     let passed = pair(&[1.0], &[1.0]).to_string();
     assert!(passed.starts_with("passed") && passed.contains("(rtol 1.0e-3)") && passed.contains("(atol 1.0e-6)"));
