@@ -9,6 +9,7 @@
 #include <torch/csrc/distributed/c10d/TCPStore.hpp>
 #include <torch/headeronly/version.h>
 
+#include <mutex>
 #include <sched.h>
 
 // The wheel has ProcessGroupGloo.hpp but not the Gloo headers it includes; gloo_headers/ stands in for them.
@@ -22,7 +23,13 @@ using std::chrono::milliseconds;
 
 namespace {
 
-Pending pending(c10::intrusive_ptr<c10d::Work> work) { return std::make_unique<GlooWork>(std::move(work)); }
+// What `start` starts. One thread at a time: c10d's recorder of collectives, which all groups of a process share, adds a group
+// to a map without a lock, and crashed where ranks are threads (pytorch/pytorch#179313).
+template <typename Start> Pending pending(Start start) {
+  static std::mutex recorder;
+  const std::lock_guard<std::mutex> lock(recorder);
+  return std::make_unique<GlooWork>(start());
+}
 
 // While it exists, this thread has the batch scheduling policy, which threads that it starts keep: a thread that wakes
 // up under it does not preempt another one.
@@ -70,28 +77,30 @@ GlooGroup::~GlooGroup() = default;
 Pending GlooGroup::all_reduce_sum(const std::vector<at::Tensor> &tensors) const {
   auto list = tensors;
   // Plain allreduce treats several tensors as copies on several devices, and adds them together.
-  return pending(list.size() == 1 ? group_->allreduce(list) : group_->allreduce_coalesced(list));
+  return pending([&] { return list.size() == 1 ? group_->allreduce(list) : group_->allreduce_coalesced(list); });
 }
 
 Pending GlooGroup::broadcast(const at::Tensor &tensor, int32_t root) const {
   std::vector<at::Tensor> list{tensor};
   c10d::BroadcastOptions options;
   options.rootRank = root;
-  return pending(group_->broadcast(list, options));
+  return pending([&] { return group_->broadcast(list, options); });
 }
 
 Pending GlooGroup::all_gather(const std::vector<at::Tensor> &outputs, const std::vector<at::Tensor> &inputs) const {
   auto wholes = outputs, shares = inputs;
-  return pending(group_->allgather_into_tensor_coalesced(wholes, shares));
+  return pending([&] { return group_->allgather_into_tensor_coalesced(wholes, shares); });
 }
 
 Pending GlooGroup::reduce_scatter_sum(const std::vector<at::Tensor> &outputs,
                                       const std::vector<at::Tensor> &inputs) const {
   auto shares = outputs, wholes = inputs;
-  return pending(group_->reduce_scatter_tensor_coalesced(shares, wholes));
+  return pending([&] { return group_->reduce_scatter_tensor_coalesced(shares, wholes); });
 }
 
-Pending GlooGroup::barrier() const { return pending(group_->barrier()); }
+Pending GlooGroup::barrier() const {
+  return pending([&] { return group_->barrier(); });
+}
 
 KeyStore::KeyStore(c10::intrusive_ptr<c10d::Store> store) : store_(std::move(store)) {}
 KeyStore::~KeyStore() = default;
