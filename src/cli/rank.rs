@@ -181,11 +181,13 @@ pub(super) fn settings(task: &str, input: Option<&Value>) -> Settings {
 /// The longest value of an input that messages show, in bytes.
 const LONGEST: usize = 100;
 
-/// Each value of a JSON object under its keys joined by dots, as in "input.params.precision".
+/// Each value of a JSON object under its keys joined by dots, as in "input.params.precision". A key with a dot of its own is
+/// quoted.
 fn add_leaves(name: &str, value: &Value, settings: &mut Settings) {
     match value {
-        Value::Object(fields) => {
-            fields.iter().for_each(|(key, value)| add_leaves(&format!("{name}.{key}"), value, settings));
+        Value::Object(fields) if !fields.is_empty() => {
+            let quoted = |key: &str| if key.contains('.') { format!("{key:?}") } else { key.to_string() };
+            fields.iter().for_each(|(key, value)| add_leaves(&format!("{name}.{}", quoted(key)), value, settings));
         }
         leaf => {
             let text = leaf.to_string();
@@ -241,5 +243,10 @@ mod tests {
         assert_eq!(names, [&["task", "version", "commit", "suites"][..], &of_input].concat());
         assert_eq!(settings[4].1, "\"bfloat16\"");
         assert!(settings.iter().all(|(_, value)| value != "none"), "{settings:?}");
+        // Different inputs have different settings.
+        let inputs = ["{}", "{\"a\":{}}", "{\"a\":[]}", "{\"a\":{\"b\":1}}", "{\"a.b\":1}", "{\"a\":null}"];
+        let all = inputs.map(|input| super::settings("x", Some(&serde_json::from_str(input).unwrap())));
+        let distinct: std::collections::BTreeSet<_> = all.iter().collect();
+        assert_eq!(distinct.len(), inputs.len(), "{all:?}");
     }
 }

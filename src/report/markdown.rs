@@ -117,6 +117,8 @@ impl<'c> Writer<'c> {
             Event::SoftBreak => self.text(" ", range),
             Event::HardBreak => self.inline("#linebreak();"),
             Event::Html(html) | Event::InlineHtml(html) => bail!("HTML ({:?}) is not supported; use Markdown", &*html),
+            Event::FootnoteReference(_) => bail!("a footnote is not supported; say it in the text"),
+            Event::Rule => bail!("a line across the page is not supported; use a heading"),
             other => bail!("{other:?} is not supported"),
         }
         Ok(())
@@ -162,6 +164,7 @@ impl<'c> Writer<'c> {
                 Open::Link(dest_url.to_string())
             }
             Tag::Image { dest_url, .. } => Open::Image(dest_url.to_string()),
+            Tag::HtmlBlock => bail!("HTML is not supported; use Markdown"),
             other => bail!("{other:?} is not supported"),
         };
         self.stack.push(Frame { kind, typst: String::new(), plain: Some(String::new()) });

@@ -260,6 +260,9 @@ fn require_limits(subject: &Subject) -> Result<()> {
     Ok(())
 }
 
+/// What a Python, its loader and libtorch say where a limit of addresses ends them.
+const LACKS_MEMORY: [&str; 4] = ["MemoryError", "annot allocate memory", "failed to map segment", "bad_alloc"];
+
 /// What went wrong before anything of the subject was imported; `has_started` says whether its Python ran. Until then a Python
 /// that is not the subject's own runs our code alone.
 fn starting_fault(subject: &Subject, has_started: bool, error: &anyhow::Error) -> anyhow::Error {
@@ -269,7 +272,12 @@ fn starting_fault(subject: &Subject, has_started: bool, error: &anyhow::Error) -
     let Some(PeerDied(death)) = error.downcast_ref() else {
         return if is_its_fault { fault(error, DOING, STARTING) } else { not_graded("") };
     };
-    if let Some(bytes) = getrlimit(Resource::As).current {
+    // A Python of its own that fails where ours starts is to blame, unless it says that memory ran out.
+    let lacks_addresses = || {
+        let ours_starts = || is_its_fault && subject.fault_of_ours().is_none();
+        LACKS_MEMORY.iter().any(|words| death.last_output.contains(words)) || has_started && !ours_starts()
+    };
+    if let Some(bytes) = getrlimit(Resource::As).current.filter(|_| lacks_addresses()) {
         let bytes = human_bytes(bytes);
         return not_graded(&format!("; this process may have addresses for {bytes}: raise that limit (`ulimit -v`)"));
     }

@@ -4,7 +4,7 @@ use std::fs::Permissions;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use super::subject::Graded;
-use super::subject_faults::python;
+use super::subject_faults::{python, through_sh};
 use super::*;
 
 const FORWARD: &str = "flash_forward";
@@ -89,11 +89,32 @@ fn a_folder_of_pythonpath_that_is_the_subjects_is_refused_before_a_python_starts
     let (folder, ran) = (graded.add("right", "mallory", "", ""), graded.tree.path("ran"));
     fs::write(folder.join("sitecustomize.py"), format!("open({:?}, 'w').close()\n", ran.to_str().unwrap())).unwrap();
     symlink(&folder, graded.tree.path("modules")).unwrap();
-    for listed in [folder.clone(), graded.tree.path("modules"), "subjects/mallory".into()] {
+    // A relative one is not given to Python.
+    for (listed, is_refused) in
+        [(folder.clone(), true), (graded.tree.path("modules"), true), ("subjects/mallory".into(), false)]
+    {
         let mut grading = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]);
         let list = std::env::join_paths([Path::new("/nowhere"), &listed]).unwrap();
         let said = output_text(&grading.env_remove("PYTHON").env("PYTHONPATH", list).output().unwrap());
-        assert!(said.contains("which is the subject's; unset it") && !said.contains("earned"), "{said}");
+        assert_eq!(said.contains("which is the subject's; unset it"), is_refused, "{said}");
+        assert!(!said.contains("earned"), "{said}");
         assert!(!ran.exists(), "the subject's module ran unconfined: {said}");
+    }
+}
+
+#[test]
+fn a_python_of_the_subjects_that_does_not_start_earns_nothing_whatever_limit_was_not_reached() {
+    let graded = Graded::new();
+    let folder = graded.add("right", "mallory", "", "");
+    fs::create_dir_all(folder.join(".venv/bin")).unwrap();
+    let python = folder.join(".venv/bin/python");
+    fs::write(&python, "#!/bin/sh\necho no interpreter\nexit 3\n").unwrap();
+    fs::set_permissions(&python, Permissions::from_mode(0o755)).unwrap();
+    for limit in ["exec", "ulimit -v 60000000; exec"] {
+        let mut grading = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]);
+        let output = through_sh(&graded, limit, grading.env_remove("PYTHON"), "");
+        let said = output_text(&output);
+        assert!(said.contains("earned 0 of 15 points") && said.contains("no interpreter"), "{limit}: {said}");
+        assert!(!said.contains("ulimit"), "{limit}: {said}");
     }
 }

@@ -9,11 +9,11 @@ use std::time::Duration;
 use anyhow::{Context as _, Result, ensure};
 use cs336::checks::fault_test::{self, RankFault, pids};
 use cs336::checks::faulty_runs::{
-    Process, by_hand, fault_ends_by, input, none_left, says, selftest, the_next_run_works, write_input,
+    LIMIT, Process, by_hand, fault_ends_by, input, none_left, says, selftest, the_next_run_works, write_input,
 };
 use cs336::collective::Backend;
 use cs336::collective::ranks::{Launch, launch_program};
-use cs336::process::{PARENT, is_alive};
+use cs336::process::{PARENT, is_alive, wait_until};
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 
@@ -82,13 +82,14 @@ pub fn trials() -> Vec<Trial> {
     let fault = |&(fault, expected): &'static (RankFault, &'static [&str])| {
         trial(name(fault), Box::new(move || fault_ends_the_run(fault, expected)))
     };
-    let others: [(&str, Body); 13] = [
+    let others: [(&str, Body); 14] = [
         ("exit_before_the_ranks_meet", exit_before_the_ranks_meet),
         ("wrong_world_size", wrong_world_size),
         ("port_taken", port_taken),
         ("a_missing_rank_is_named", a_missing_rank_is_named),
         ("an_unknown_task_is_named", an_unknown_task_is_named),
         ("doctor_examines_two_ranks", doctor_examines_two_ranks),
+        ("doctor_says_what_it_waits_for", doctor_says_what_it_waits_for),
         ("doctor_says_that_a_single_rank_has_no_other_to_reach", doctor_of_one_rank),
         ("ranks_of_one_machine_ignore_the_network_that_its_shell_names", a_network_that_the_shell_names),
         ("ctrl_c", || signal_ends_a_launch("INT")),
@@ -180,18 +181,46 @@ fn an_unknown_task_is_named() -> Result<()> {
     )
 }
 
+/// One of two doctors, which send `large` MB to each other at last.
+fn doctor(rank: &str, port: &str, large: &str) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command.args(["doctor", "--ranks", "--backend", "gloo", "--large", large]);
+    command.envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("CS336_DEADLINE_S", "60")]);
+    command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", port)]).env_remove(PARENT);
+    command
+}
+
+fn doctor_says_what_it_waits_for() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port().to_string();
+    let start =
+        |rank: &str| Process::start(&mut doctor(rank, &port, "400"), folder.path().join(format!("{rank}.output")));
+    let [waiting, mut stopped] = [start("0")?, start("1")?];
+    let pid = stopped.child.id();
+    // 900 MB are more than it has before the last all-reduce.
+    let holds = || {
+        let pages = std::fs::read_to_string(format!("/proc/{pid}/statm")).unwrap_or_default();
+        pages.split(' ').nth(1).and_then(|pages| pages.parse::<u64>().ok()).is_some_and(|pages| pages > 230_000)
+    };
+    let held = wait_until(LIMIT, || holds() || !matches!(stopped.child.try_wait(), Ok(None)));
+    let send = |signal: &str| Command::new("kill").args([signal, &pid.to_string()]).status();
+    send("-STOP")?;
+    let awaited = "cs336: rank 0 of 2 waits for all ranks at an all-reduce; it gives up in ";
+    let says_so = || std::fs::read_to_string(&waiting.output).is_ok_and(|said| said.contains(awaited));
+    let said = wait_until(LIMIT, says_so);
+    send("-CONT")?;
+    for rank in [waiting, stopped] {
+        let (status, message) = rank.ended()?;
+        ensure!(held && said && status.success(), "{held} {said} {status}: {message}");
+    }
+    Ok(())
+}
+
 fn doctor_examines_two_ranks() -> Result<()> {
     let folder = tempfile::tempdir()?;
     let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port().to_string();
-    let rank = |rank: &str| {
-        let mut command = Command::new(PROGRAM);
-        command.args(["doctor", "--ranks", "--backend", "gloo", "--large", "4"]);
-        command.envs([("RANK", rank), ("LOCAL_RANK", rank), ("WORLD_SIZE", "2"), ("CS336_DEADLINE_S", "60")]);
-        command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port)]).env_remove(PARENT);
-        command
-    };
-    let other = Process::start(&mut rank("1"), folder.path().join("1.output"))?;
-    let output = rank("0").output()?;
+    let other = Process::start(&mut doctor("1", &port, "4"), folder.path().join("1.output"))?;
+    let output = doctor("0", &port, "4").output()?;
     let (status, message) = other.ended()?;
     ensure!(status.success() && output.status.success(), "{message}{}", String::from_utf8_lossy(&output.stderr));
     says(
