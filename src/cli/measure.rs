@@ -12,7 +12,7 @@ use crate::harness::case::{CASE_LIMIT, CaseEnding, Measurement, MeasurementConte
 use crate::harness::conditions::{Reading, in_words};
 use crate::harness::plan::{Pending, Plan, Scope, plan};
 use crate::harness::problem::Problem;
-use crate::harness::provenance::open_run;
+use crate::harness::provenance::{Commit, open_run};
 use crate::harness::record::{Outcome, Profile};
 use crate::harness::records_lock::lock_records;
 use crate::harness::run::{MeasureSummary, Tally};
@@ -22,7 +22,7 @@ use crate::harness::store::Layout;
 use crate::harness::subject::Subject;
 use crate::harness::worker::Worker;
 use crate::harness::{stats, suite};
-use crate::printable::indented;
+use crate::printable::{indented, one_line};
 use crate::units::human_seconds;
 
 #[derive(clap::Args)]
@@ -148,20 +148,22 @@ pub fn measure(
         eprintln!("the checks of the subject took {took} of the budget of {of}");
     }
     let budget = budget.map(|budget| budget.saturating_sub(checking));
+    warn_of_an_unknown_commit(&layout);
     let facts = machine::facts(profile)?;
     let sensor = || machine::reading(profile);
     let runner = Runner { limit, budget, sensor: &sensor, ..Runner::new(&layout, &interrupted) };
     let visit = runner.measure(plans, &facts, &mut Bars::default());
-    let tally = visit.tally;
-    eprintln!(
-        "{} measured, {} out of memory, {} not run, {} failed: {}",
-        tally.measured,
-        tally.out_of_memory,
-        tally.not_run,
-        tally.failed,
-        layout.display(&layout.records(profile))
-    );
+    let Tally { measured, out_of_memory, not_run, failed, .. } = visit.tally;
+    let records = layout.display(&layout.records(profile));
+    eprintln!("{measured} measured, {out_of_memory} out of memory, {not_run} not run, {failed} failed: {records}");
     Ok(visit)
+}
+
+/// Says before the first case what git says. Where it does not end, the run's error tells it.
+fn warn_of_an_unknown_commit(layout: &Layout) {
+    if let Ok(Some(why)) = Commit::why_unknown(&layout.root, &interrupted) {
+        eprintln!("the commit is unknown, so that no record of now can be accepted; git: {}", one_line(&why));
+    }
 }
 
 /// Prints the cases that the budget left out, and the command that continues after the budget or an interrupt.

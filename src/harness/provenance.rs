@@ -40,10 +40,18 @@ impl Commit {
     pub fn of(root: &Path, interrupted: &dyn Fn() -> bool) -> Result<Self> {
         let Some(manifest) = Manifest::read(root)? else {
             let unknown = || Self { commit: "unknown".into(), dirty: true, modified: Vec::new() };
-            return Ok(from_git(root, interrupted)?.unwrap_or_else(unknown));
+            return Ok(from_git(root, interrupted)?.unwrap_or_else(|_| unknown()));
         };
         let modified = manifest.modified(root, Path::new("/proc/self/exe"))?;
         Ok(Self { dirty: manifest.dirty || !modified.is_empty(), commit: manifest.commit, modified })
+    }
+
+    /// Why git does not say the commit of the checkout at `root`; `None` where it does, and where there is no checkout.
+    ///
+    /// Errors: those of [`Self::of`].
+    pub fn why_unknown(root: &Path, interrupted: &dyn Fn() -> bool) -> Result<Option<String>> {
+        let is_checkout = Manifest::read(root)?.is_none() && require_own_repository(root)?;
+        Ok(if is_checkout { from_git(root, interrupted)?.err() } else { None })
     }
 }
 
@@ -98,28 +106,36 @@ pub fn run_git(root: &Path, arguments: &[&str], interrupted: &dyn Fn() -> bool) 
     }
 }
 
-fn from_git(root: &Path, interrupted: &dyn Fn() -> bool) -> Result<Option<Commit>> {
-    let lines = |arguments: &[&str]| -> Result<Option<Vec<String>>> {
-        let printed = git(root, arguments, interrupted)?.ok();
-        Ok(printed.map(|bytes| String::from_utf8_lossy(&bytes).lines().map(String::from).collect()))
-    };
-    // A bundle that lost its manifest may lie in a checkout that knows nothing of it.
-    let is_tracked = lines(&["ls-files", "--", "suites"])?.is_some_and(|files| !files.is_empty());
-    let Some(commit) = lines(&["rev-parse", "HEAD"])?.filter(|_| is_tracked).map(|lines| lines.concat()) else {
-        return Ok(None);
-    };
+/// The commit of a checkout, or why git does not say it.
+fn from_git(root: &Path, interrupted: &dyn Fn() -> bool) -> Result<Result<Commit, String>> {
     // Records, rendered text and templates do not affect measurements: accepting one problem must not dirty the next.
     let measured = [".", ":!snapshots", ":!templates", ":!report"];
-    let changed = lines(&[&["diff", "--name-only", "--relative", "HEAD", "--"], &measured[..]].concat())?;
-    let marked = lines(&[&["ls-files", "-v", "--"], &measured[..]].concat())?;
-    // Python and a compiler find a file there that nobody has added; of ignored ones, Python runs those of `__pycache__`.
-    let added = lines(&["ls-files", "--others", "--", "kernels", "suites", ":!suites/subjects"])?;
-    let (Some(changed), Some(marked), Some(added)) = (changed, marked, added) else { return Ok(None) };
+    let questions = [
+        vec!["rev-parse", "HEAD"],
+        vec!["ls-files", "--", "suites"],
+        [&["diff", "--name-only", "--relative", "HEAD", "--"], &measured[..]].concat(),
+        [&["ls-files", "-v", "--"], &measured[..]].concat(),
+        // Python and a compiler find a file there that nobody has added; of ignored ones, Python runs those of `__pycache__`.
+        vec!["ls-files", "--others", "--", "kernels", "suites", ":!suites/subjects"],
+    ];
+    let mut answers = Vec::new();
+    for question in questions {
+        match git(root, &question, interrupted)? {
+            Ok(bytes) => answers.push(String::from_utf8_lossy(&bytes).lines().map(String::from).collect::<Vec<_>>()),
+            Err(why) => return Ok(Err(why)),
+        }
+    }
+    let [commit, tracked, changed, marked, added] = answers.try_into().expect("an answer to each question");
+    // A bundle that lost its manifest may lie in a checkout that knows nothing of it.
+    if tracked.is_empty() {
+        return Ok(Err("the checkout around it tracks none of its suites".into()));
+    }
     // Of files that are "assume unchanged" (a small letter) or "skip worktree" (S), git does not see a change.
     let unseen = |line: &String| line.starts_with(|mark: char| mark.is_ascii_lowercase() || mark == 'S');
     let unseen = marked.iter().filter(|line| unseen(line)).filter_map(|line| Some(line.split_once(' ')?.1.to_string()));
     let modified: BTreeSet<String> = changed.into_iter().chain(unseen).chain(added).collect();
-    Ok(Some(Commit { commit, dirty: !modified.is_empty(), modified: modified.into_iter().collect() }))
+    let (commit, dirty) = (commit.concat(), !modified.is_empty());
+    Ok(Ok(Commit { commit, dirty, modified: modified.into_iter().collect() }))
 }
 
 /// Opens a run: a fresh id, the time, the commit and the machine. Errors: also those of [`Commit::of`].
@@ -210,10 +226,25 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let commit = Commit::of(folder.path(), &|| false).unwrap();
         assert_eq!((commit.commit.as_str(), commit.dirty), ("unknown", true));
+        assert_eq!(Commit::why_unknown(folder.path(), &|| false).unwrap(), None);
     }
 
     fn commit_by(root: &Path, arguments: &[&str]) {
         run_git(root, &[AS_ANYBODY, arguments].concat(), &|| false).unwrap().unwrap();
+    }
+
+    #[test]
+    fn what_git_says_of_a_damaged_checkout_is_told() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("suites")).unwrap();
+        std::fs::write(folder.path().join("suites/p.toml"), "a").unwrap();
+        commit_by(folder.path(), &["init", "--quiet"]);
+        commit_by(folder.path(), &["add", "."]);
+        commit_by(folder.path(), &["commit", "--quiet", "--message", "a"]);
+        std::fs::write(folder.path().join(".git/index"), "DIRC").unwrap();
+        let why = Commit::why_unknown(folder.path(), &|| false).unwrap().unwrap();
+        assert!(why.contains("index"), "{why}");
+        assert_eq!(Commit::of(folder.path(), &|| false).unwrap().commit, "unknown");
     }
 
     #[test]
@@ -230,6 +261,7 @@ mod tests {
         commit_by(folder.path(), &["add", "."]);
         commit_by(folder.path(), &["commit", "--quiet", "--message", "a"]);
         write("templates/p.md", "b");
+        assert_eq!(Commit::why_unknown(folder.path(), &|| false).unwrap(), None);
         let clean = Commit::of(folder.path(), &|| false).unwrap();
         assert!(clean.commit.len() == 40 && !clean.dirty, "{clean:?}");
         write("suites/p.toml", "b");

@@ -227,7 +227,11 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
 
 /// The message about a file that cannot be written: the system's reason, and what to do.
 pub fn cannot_write(path: &str, error: &io::Error) -> anyhow::Error {
-    let remedy = match error.kind() {
+    anyhow::anyhow!("{path} cannot be written: {error}{}", remedy(error))
+}
+
+fn remedy(error: &io::Error) -> &'static str {
+    match error.kind() {
         ErrorKind::AlreadyExists | ErrorKind::NotADirectory => "; move the file that has its folder's name",
         ErrorKind::IsADirectory => "; move the folder that has its name",
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "; make its folder writable",
@@ -236,8 +240,14 @@ pub fn cannot_write(path: &str, error: &io::Error) -> anyhow::Error {
         _ if error.raw_os_error() == Some(Errno::NXIO.raw_os_error()) => "; remove what is in its place",
         ErrorKind::FileTooLarge => "; raise the limit on file sizes (ulimit -f)",
         _ => "",
-    };
-    anyhow::anyhow!("{path} cannot be written: {error}{remedy}")
+    }
+}
+
+/// `message` of a failure with what to do, where it says that this machine lets no more be written.
+pub fn with_room(message: String) -> String {
+    let full = [Errno::FBIG, Errno::NOSPC, Errno::DQUOT].map(io::Error::from);
+    let said = full.iter().find(|error| message.contains(&error.to_string()));
+    said.map_or_else(|| message.clone(), |error| format!("{message}{}", remedy(error)))
 }
 
 /// Lower-case hexadecimal SHA-256.

@@ -17,7 +17,7 @@ use super::device::DeviceCheck;
 use super::grade::CheckStatus;
 use super::problem::{Problem, Verdict};
 use super::record::{Outcome, Profile};
-use super::store::Layout;
+use super::store::{Layout, with_room};
 use super::subject::Subject;
 use crate::error::{Fault, NotGraded, fault_in_words, fault_of, without_frames};
 use crate::json;
@@ -249,7 +249,7 @@ fn perform(abilities: Abilities, job: &Job) -> Reply {
         Ok(Err(error)) if NotGraded::of(&error).is_some() && !matches!(job, Job::Measure { .. }) => {
             Reply::NotGraded(format!("{error:#}"))
         }
-        Ok(Err(error)) => Reply::Failed(without_frames(&format!("{error:#}"))),
+        Ok(Err(error)) => Reply::Failed(with_room(without_frames(&format!("{error:#}")))),
         Err(panic) => {
             let message = panic_message(panic.as_ref());
             let is_measure = matches!(job, Job::Measure { .. });

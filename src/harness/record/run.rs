@@ -38,6 +38,10 @@ impl Run {
     pub(super) fn acceptable(&self) -> Result<()> {
         const A_DAY: Duration = Duration::from_secs(24 * 60 * 60);
         let Self { id, started, .. } = self;
+        ensure!(
+            self.commit != "unknown",
+            "run {id} is of no known commit: git failed or is missing, or the tree is no checkout; mend that, then measure again"
+        );
         if let Some(changes) = self.changes() {
             bail!("run {id} was measured from a tree with {changes}; commit, undo or remove them, then measure again");
         }

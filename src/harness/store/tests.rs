@@ -118,3 +118,11 @@ fn a_link_that_leads_nowhere_is_no_missing_record() {
     symlink("nowhere", folder.path().join("snapshots/gpu")).unwrap();
     assert!(read().unwrap_err().contains("snapshots/gpu is a link that leads nowhere"));
 }
+
+#[test]
+fn a_failure_for_want_of_room_says_what_to_do() {
+    let full = |errno: Errno| format!("x: {}: in the smallest failing case [1]", io::Error::from(errno));
+    assert!(with_room(full(Errno::FBIG)).ends_with("[1]; raise the limit on file sizes (ulimit -f)"));
+    assert!(with_room(full(Errno::NOSPC)).ends_with("[1]; free space on its disk"));
+    assert_eq!(with_room("x".into()), "x");
+}
