@@ -277,7 +277,8 @@ fn require_within(folder: &Path, python: &Path) -> Result<()> {
 /// Errors: `PYTHONPATH` lists a folder of the subject, whose modules a Python of ours would import unconfined.
 fn require_foreign_modules(folder: &Path, listed: Option<OsString>) -> Result<()> {
     let listed = listed.unwrap_or_default();
-    let own = python::named(&listed).find(|listed| comes_from(listed, folder));
+    let mut named = std::env::split_paths(&listed).filter(|listed| !listed.as_os_str().is_empty());
+    let own = named.find(|listed| comes_from(listed, folder));
     own.map_or(Ok(()), |own| {
         let (name, own) = (python::FOLDERS, shown_path(own));
         bail!("{name} lists {own}, which is the subject's; unset it: adapters find the subject's own modules anyway")

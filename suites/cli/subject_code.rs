@@ -89,15 +89,11 @@ fn a_folder_of_pythonpath_that_is_the_subjects_is_refused_before_a_python_starts
     let (folder, ran) = (graded.add("right", "mallory", "", ""), graded.tree.path("ran"));
     fs::write(folder.join("sitecustomize.py"), format!("open({:?}, 'w').close()\n", ran.to_str().unwrap())).unwrap();
     symlink(&folder, graded.tree.path("modules")).unwrap();
-    // A relative one is not given to Python.
-    for (listed, is_refused) in
-        [(folder.clone(), true), (graded.tree.path("modules"), true), ("subjects/mallory".into(), false)]
-    {
+    for listed in [folder.clone(), graded.tree.path("modules"), "subjects/mallory".into()] {
         let mut grading = graded.grading(&[FORWARD, "--subject", folder.to_str().unwrap()]);
         let list = std::env::join_paths([Path::new("/nowhere"), &listed]).unwrap();
         let said = output_text(&grading.env_remove("PYTHON").env("PYTHONPATH", list).output().unwrap());
-        assert_eq!(said.contains("which is the subject's; unset it"), is_refused, "{said}");
-        assert!(!said.contains("earned"), "{said}");
+        assert!(said.contains("which is the subject's; unset it") && !said.contains("earned"), "{said}");
         assert!(!ran.exists(), "the subject's module ran unconfined: {said}");
     }
 }

@@ -2,6 +2,12 @@
 
 use super::*;
 
+/// The faults of a problem's document that are about a template, which no record may cause.
+fn of_templates(copy: &Copy, entry: &Problem) -> impl Iterator<Item = String> {
+    let (_, rendered) = copy.render(entry);
+    rendered.faults.into_iter().map(|fault| fault.to_string()).filter(|said| said.contains("templates/"))
+}
+
 #[test]
 fn an_answer_is_built_where_any_one_run_was_on_another_machine() {
     let (copy, mut wrong) = (Copy::new(), Vec::new());
@@ -13,9 +19,7 @@ fn an_answer_is_built_where_any_one_run_was_on_another_machine() {
                 let (_, record) = records.iter_mut().find(|(of, _)| of == profile).unwrap();
                 runs(record)[number]["machine"]["os"] = json!("another");
                 copy.write(entry, &records);
-                let (_, rendered) = copy.render(entry);
-                let said = rendered.faults.iter().map(ToString::to_string).filter(|said| said.contains("templates/"));
-                wrong.extend(said.map(|said| format!("{} with run {number} elsewhere: {said}", entry.name)));
+                wrong.extend(of_templates(&copy, entry).map(|said| format!("run {number} elsewhere: {said}")));
             }
         }
         copy.write(entry, &sound);
@@ -40,10 +44,8 @@ fn an_answer_is_built_or_says_what_it_lacks_where_any_one_grid_was_not_run() {
                 }
             }
             copy.write(entry, &records);
-            let (_, rendered) = copy.render(entry);
             // An answer may ask for the grid, but in its own words.
-            let said = rendered.faults.iter().map(ToString::to_string).filter(|said| said.contains("templates/"));
-            wrong.extend(said.map(|said| format!("{} without {grid}: {said}", entry.name)));
+            wrong.extend(of_templates(&copy, entry).map(|said| format!("without {grid}: {said}")));
         }
         copy.write(entry, &sound);
     }

@@ -25,8 +25,8 @@ pub(super) fn require_counts(value: &Value) -> Result<()> {
 /// Names of machines, software and parameters have at most some hundred.
 const MOST_LETTERS: usize = 1_000;
 
-/// Errors: a text or a key that is not one printable line, or too long for one. They are printed as parts of lines; only outcomes, which are
-/// printed apart, may hold others.
+/// Errors: a text or a key that is not one printable line, or too long for one. They are printed as parts of lines; only
+/// outcomes, which are printed apart, may hold others.
 pub(super) fn require_lines(value: &Value) -> Result<()> {
     let is_line = |text: &str| {
         let letters = text.chars().count();
