@@ -1,16 +1,29 @@
 //! Mixed precision: operators that gain from it compute in a 16-bit kind inside a scope.
 
+use std::cell::Cell;
+use std::sync::{Mutex, MutexGuard};
+
 use anyhow::{Result, bail};
 use tch::{Device, Kind};
 
 use super::bridge::{check, ffi};
 use super::library::cuda_index;
+use super::lock;
+
+/// Held by the thread that is in a scope. libtorch keeps the casts of all threads in one map and empties the whole map
+/// when one of them leaves (ATen/autocast_mode.cpp), so a second thread would free the casts of the first.
+static CASTS: Mutex<()> = Mutex::new(());
+
+thread_local! {
+    /// The scopes that this thread is in.
+    static DEPTH: Cell<usize> = const { Cell::new(0) };
+}
 
 /// Runs `body` with operators on `device`'s type cast as libtorch's autocast lists say, to `dtype` (bf16 or fp16).
 ///
 /// Scopes nest, of one device type or several. The previous setting is restored, also after an error or a panic. The
 /// casts of parameters that libtorch caches are dropped on leaving the outermost scope. Autocast belongs to the calling
-/// thread; a backward computes in the kinds that its forward chose.
+/// thread, and other threads wait for its end to enter theirs; a backward computes in the kinds that its forward chose.
 ///
 /// Errors: those of `body`; another `dtype`; [`crate::error::Fault::NotAvailable`] for a GPU that is not there.
 pub fn autocast<T>(device: Device, dtype: Kind, body: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -24,18 +37,22 @@ pub fn autocast<T>(device: Device, dtype: Kind, body: impl FnOnce() -> Result<T>
     if is_cuda {
         cuda_index(device)?;
     }
+    let alone = (DEPTH.get() == 0).then(|| lock(&CASTS));
     let before = check(ffi::enter_autocast(is_cuda, scalar_type))?;
-    let _scope = Scope { is_cuda, before };
+    DEPTH.set(DEPTH.get() + 1);
+    let _scope = Scope { is_cuda, before, _alone: alone };
     body()
 }
 
 struct Scope {
     is_cuda: bool,
     before: ffi::AutocastState,
+    _alone: Option<MutexGuard<'static, ()>>,
 }
 
 impl Drop for Scope {
     fn drop(&mut self) {
+        DEPTH.set(DEPTH.get() - 1);
         check(ffi::leave_autocast(self.is_cuda, self.before)).expect("setting thread-local flags does not fail");
     }
 }
@@ -43,10 +60,13 @@ impl Drop for Scope {
 #[cfg(test)]
 mod tests {
     use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::Barrier;
+    use std::time::Duration;
 
     use tch::Tensor;
 
     use super::*;
+    use crate::torch::allocator_stats::AllocationTracker;
     use crate::torch::autograd::backward;
 
     fn product(device: Device) -> Kind {
@@ -91,6 +111,29 @@ mod tests {
         assert_eq!(first_element(&weight), 2.0);
         tch::no_grad(|| weight.f_fill_(3.0).map(drop)).unwrap();
         assert_eq!(first_element(&weight), 6.0);
+    }
+
+    #[test]
+    fn another_threads_scope_frees_no_cast_of_this_thread() {
+        let weight = Tensor::ones([64, 64], (Kind::Float, Device::Cpu)).set_requires_grad(true);
+        let other = Barrier::new(2);
+        std::thread::scope(|threads| {
+            threads.spawn(|| {
+                other.wait();
+                autocast(Device::Cpu, Kind::BFloat16, || Ok(())).unwrap();
+            });
+            autocast(Device::Cpu, Kind::BFloat16, || {
+                drop(weight.matmul(&weight));
+                let tracker = AllocationTracker::start(Device::Cpu)?;
+                other.wait();
+                std::thread::sleep(Duration::from_millis(300));
+                drop(weight.matmul(&weight));
+                // A second cast would stay in the cache until the scope ends.
+                assert_eq!(tracker.in_use()?, 0);
+                Ok(())
+            })
+            .unwrap();
+        });
     }
 
     #[test]
