@@ -24,7 +24,8 @@ const LATENCY_RUNS: usize = 50;
 /// The first few set up connections and caches.
 const LATENCY_WARMUP: usize = 5;
 
-fn run(collective: &Shared, _input: Value) -> Result<Value> {
+fn run(collective: &Shared, input: Value) -> Result<Value> {
+    ensure!(input.is_null(), "this task takes no input: leave out --input");
     let group = collective.as_ref();
     for kind in KINDS {
         reductions(group, kind).with_context(|| format!("{kind:?}"))?;

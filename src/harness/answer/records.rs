@@ -91,7 +91,7 @@ impl Records {
     ///
     /// Errors: neither exists.
     pub fn main(&self) -> Result<&RecordSet> {
-        self.gpu().or_else(|| self.cpu()).context("there are no records: run `cs336 measure`")
+        self.gpu().or_else(|| self.cpu()).context("no case is recorded: run `cs336 measure`")
     }
 
     /// `None` if no case is recorded.
