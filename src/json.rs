@@ -104,12 +104,26 @@ fn in_plain_words(error: &str) -> String {
     }
     let rest = after.trim_start_matches(of_name);
     let words = match &after[..after.len() - rest.len()] {
-        "u8" | "u16" | "u32" | "u64" | "usize" | "i8" | "i16" | "i32" | "i64" | "isize" => "a whole number",
+        integer @ ("u8" | "u16" | "u32" | "u64" | "usize" | "i8" | "i16" | "i32" | "i64" | "isize") => {
+            let range = before.contains("invalid value: integer").then(|| range_of(integer));
+            &format!("a whole number{}", range.unwrap_or_default())
+        }
         "f32" | "f64" => "a number",
         "variant" => return format!("{before}, expected a name{}", rest.trim_start_matches(" identifier")),
         _ => return error.into(),
     };
     format!("{before}, expected {words}{rest}")
+}
+
+/// " from 0 to 255", of "u8".
+fn range_of(integer: &str) -> String {
+    let bits = integer[1..].parse().unwrap_or(64);
+    let (lowest, highest) = if integer.starts_with('i') {
+        (-(1i128 << (bits - 1)), (1i128 << (bits - 1)) - 1)
+    } else {
+        (0, (1i128 << bits) - 1)
+    };
+    format!(" from {lowest} to {highest}")
 }
 
 #[cfg(test)]
@@ -130,6 +144,14 @@ mod tests {
             (
                 "invalid type: string \"a\", expected usize at line 1",
                 "invalid type: string \"a\", expected a whole number at line 1",
+            ),
+            (
+                "invalid value: integer `-1`, expected u8",
+                "invalid value: integer `-1`, expected a whole number from 0 to 255",
+            ),
+            (
+                "invalid value: integer `9`, expected i64",
+                "invalid value: integer `9`, expected a whole number from -9223372036854775808 to 9223372036854775807",
             ),
             ("invalid type: null, expected f64", "invalid type: null, expected a number"),
             (

@@ -244,6 +244,19 @@ pub fn drop_kept() {
 mod tests {
     use super::*;
 
+    /// PyTorch's own cache has a name that other users know, and is not checked for its owner.
+    #[test]
+    fn a_peer_that_compiles_makes_a_cache_of_its_own() {
+        let peers = crate::root::find().unwrap().join("suites/peers");
+        let files = peers.read_dir().unwrap().map(|file| file.unwrap().path());
+        let texts = files.filter_map(|file| Some((std::fs::read_to_string(&file).ok()?, file)));
+        let compiling: Vec<_> = texts.filter(|(text, _)| text.contains("torch.compile(")).collect();
+        assert!(compiling.len() >= 2, "{compiling:?}");
+        for (text, file) in compiling {
+            assert!(text.contains(" = empty_cache()"), "{file:?} compiles without one");
+        }
+    }
+
     #[test]
     fn compiled_headers_of_another_user_are_refused() {
         let (folder, suites) = (tempfile::tempdir().unwrap(), crate::root::find().unwrap().join("suites"));

@@ -91,6 +91,16 @@ pub struct Row {
     pub software: Software,
 }
 
+impl Row {
+    /// Errors: gradients that no format between two and four bytes a parameter gives.
+    pub fn validate(&self, params: &Params) -> Result<()> {
+        let (sent, parameters) = (self.gradient_bytes, params.config().num_parameters());
+        let possible = 2 * parameters..=4 * parameters;
+        ensure!(possible.contains(&sent), "a rank sends {sent} bytes of gradients, of {parameters} parameters");
+        Ok(())
+    }
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Input {

@@ -78,7 +78,11 @@ pub fn verdict(report: Report) -> Result<Verdict> {
     let found = report.findings.len();
     if found > 0 {
         let first = report.findings.iter().take(SHOWN).cloned().collect::<Vec<_>>().join("\n");
-        bail!("{found} findings, of which the first {}:\n{first}", found.min(SHOWN));
+        match found {
+            1 => bail!("{first}"),
+            2..=SHOWN => bail!("{found} findings:\n{first}"),
+            _ => bail!("{found} findings, of which the first {SHOWN}:\n{first}"),
+        }
     }
     Verdict::passed(format!(
         "{} comparisons, largest difference from single-process training {:.1e}",

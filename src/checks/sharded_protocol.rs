@@ -77,25 +77,40 @@ pub struct Seen {
 impl Case for ShardedCase {
     fn run(world_size: usize, trials: &[Trial<Self>]) -> Result<Vec<Report>> {
         let seen = on_ranks(&TASK, world_size, trials)?;
-        Ok(trials.iter().zip(seen).map(|(trial, ranks)| report(trial, world_size, ranks)).collect())
+        let our_padding = |trial: &Trial<Self>, number: usize| {
+            // Flat buffers pad parameters and shards to the alignment. There are at most as many buckets as parameters.
+            match trial.trainer.rsplit('@').next().and_then(trainer::zero1) {
+                Some(_) => trial.cases[number].blueprint.layers.len() * 2 * (world_size + 1) * bucket::ALIGNMENT,
+                None => 0,
+            }
+        };
+        Ok(trials
+            .iter()
+            .zip(seen)
+            .map(|(trial, ranks)| report(ranks, |number, _| our_padding(trial, number)))
+            .collect())
     }
 }
 
 /// Stricter than the official test: values were compared after every step, each value must be stepped by one rank only, and
 /// ranks must own about equally many.
-pub fn report(Trial { trainer: optimizer, cases }: &Trial<ShardedCase>, world_size: usize, ranks: Vec<Seen>) -> Report {
+///
+/// `padding` gives what may be stepped besides, of the case with this number and so many trained values.
+pub fn report(ranks: Vec<Seen>, padding: impl Fn(usize, usize) -> usize) -> Report {
     let mut findings = Vec::new();
     for (number, &(trained, largest)) in ranks[0].trained_numel.iter().enumerate() {
         let owned: Vec<usize> = ranks.iter().map(|seen| seen.stepped_numel[number]).collect();
-        // Flat buffers pad parameters and shards to the alignment. There are at most as many buckets as parameters.
-        let padding = match optimizer.rsplit('@').next().and_then(trainer::zero1) {
-            Some(_) => cases[number].blueprint.layers.len() * 2 * (world_size + 1) * bucket::ALIGNMENT,
-            None => 0,
-        };
-        findings.extend(undivided(&owned, (trained, largest), padding).map(|words| format!("case {number}: {words}")));
+        let words = undivided(&owned, (trained, largest), padding(number, trained));
+        findings.extend(words.map(|words| format!("case {number}: {words}")));
     }
     let owned = Report { findings, ..Report::default() };
     Report::over([owned].into_iter().chain(ranks.into_iter().map(|seen| seen.report)))
+}
+
+/// The values by which a subject on so many ranks may pad shards of `trained` values: to a multiple of 64 each, but never by so
+/// many that two ranks could keep the state of all.
+pub fn subject_padding(ranks: usize, trained: usize) -> usize {
+    (64 * ranks).min(trained / 2)
 }
 
 /// What is wrong with a number of values for each rank, of so many in total and in the largest parameter: each value must be stepped
@@ -103,7 +118,12 @@ pub fn report(Trial { trainer: optimizer, cases }: &Trial<ShardedCase>, world_si
 pub fn undivided(owned: &[usize], (trained, largest): (usize, usize), padding: usize) -> Option<String> {
     let (sum, most) = (owned.iter().sum::<usize>(), owned.iter().max().copied().unwrap_or(0));
     let is_divided = (trained..=trained + padding).contains(&sum) && most <= trained / owned.len() + largest + padding;
-    (!is_divided).then(|| format!("the ranks step {owned:?} of {trained} values, the largest parameter's {largest}"))
+    (!is_divided).then(|| {
+        format!(
+            "the ranks step {owned:?} of {trained} values, the largest parameter's {largest}: each value's state must be kept by \
+             one rank, and about equally many by each"
+        )
+    })
 }
 
 /// The number of trained values, in total and in the largest parameter.

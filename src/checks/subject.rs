@@ -10,7 +10,7 @@ use tch::Tensor;
 use super::attention::{drawn_inputs, official_inputs};
 use super::data_parallel::{WORLD_SIZE, verdict};
 use super::golden::{self, CaseFile, Comparison};
-use super::protocol::{LEARNING_RATE, Report, TrainingCase, Trial, Zeroing, run_case};
+use super::protocol::{LEARNING_RATE, Report, TrainingCase, Zeroing, run_case};
 use super::sharded_protocol::{self, ADAMW, Seen, ShardedCase};
 use crate::collective::Shared;
 use crate::collective::ranks::{Launch, RankTask, launch, parse_input};
@@ -123,9 +123,8 @@ pub fn sharded(subject: &Subject, blueprint: &Blueprint) -> Result<Verdict> {
     let case = case.well_conditioned(SHARDED_TOLERANCES);
     let case = case.map_err(|error| NotGraded::while_doing("drawing the case of a sharded optimizer", error))?;
     let adapter = Adapter::Sharded(ADAMW);
-    let trial = Trial { trainer: adapter.name().into(), cases: vec![case.clone()] };
     let seen: Vec<Seen> = on_ranks(subject, adapter, Work::Sharded(case))?;
-    verdict(sharded_protocol::report(&trial, WORLD_SIZE, seen))
+    verdict(sharded_protocol::report(seen, |_, trained| sharded_protocol::subject_padding(WORLD_SIZE, trained)))
 }
 
 /// The golden cases of the subject's adapters that train.

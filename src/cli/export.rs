@@ -136,7 +136,7 @@ fn export_table(problem: &str, id: &str, table: &Table, provenance: &str, format
         table.caption.as_ref().map_or(format!("Table `{id}` of `{problem}`."), |caption| mark::plain(caption));
     Ok(match format {
         Format::Md => format!("{}\n\n{}", comment(&note), table.markdown()),
-        Format::Csv => commented("#") + &csv(table),
+        Format::Csv => without_formulas(&commented("#"), &[',', ';', '\t']) + &csv(table),
         Format::Tex => commented("%") + &tex(table, &caption),
         Format::Typ => {
             let captioned = Table { caption: Some(caption), ..table.clone() }.markdown();
@@ -188,10 +188,15 @@ fn csv(table: &Table) -> String {
     lines(table).map(|row| row.iter().map(field).collect::<Vec<_>>().join(",") + "\n").collect()
 }
 
-/// A cell of a CSV file, in quotation marks where it needs them. An apostrophe keeps a spreadsheet from computing it, or a part of
-/// it: where it splits at semicolons or tabs, a quotation mark within a line keeps no text together.
+/// A cell of a CSV file, in quotation marks where it needs them, of which no spreadsheet computes a part where it splits at
+/// semicolons or tabs: there a quotation mark within a line keeps no text together.
 pub fn csv_field(text: String) -> String {
-    const SEPARATORS: [char; 4] = [';', '\t', '\n', '\r'];
+    let cell = without_formulas(&text, &[';', '\t', '\n', '\r']);
+    if cell.contains([',', '"', '\n', '\r']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell }
+}
+
+/// An apostrophe keeps a spreadsheet from computing `text`, or a part of it behind one of the `separators`.
+fn without_formulas(text: &str, separators: &[char]) -> String {
     // Spreadsheets take full-width signs too.
     const FORMULAS: [char; 8] = ['=', '+', '-', '@', '＝', '＋', '－', '＠'];
     let mut cell = String::with_capacity(text.len());
@@ -201,9 +206,9 @@ pub fn csv_field(text: String) -> String {
             cell.push('\'');
         }
         cell.push(letter);
-        begins = SEPARATORS.contains(&letter) || begins && letter == '"';
+        begins = separators.contains(&letter) || begins && letter == '"';
     }
-    if cell.contains([',', '"', '\n', '\r']) { format!("\"{}\"", cell.replace('"', "\"\"")) } else { cell }
+    cell
 }
 
 /// A booktabs table.
@@ -289,6 +294,8 @@ mod tests {
         let typ = export(Format::Typ);
         assert!(typ.contains("// a machine, run r\n") && typ.contains("#three-line-table("), "{typ}");
         assert!(export_table("x", "steps", &table(), "", Format::Svg).is_err());
+        let hostile = export_table("x", "steps", &table(), "a,=1+1,+2,\"@b\"\n", Format::Csv).unwrap();
+        assert!(hostile.contains("\n# a,'=1+1,'+2,\"'@b\"\n"), "{hostile}");
     }
 
     #[test]

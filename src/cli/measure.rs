@@ -153,9 +153,12 @@ pub fn measure(
     let sensor = || machine::reading(profile);
     let runner = Runner { limit, budget, sensor: &sensor, ..Runner::new(&layout, &interrupted) };
     let visit = runner.measure(plans, &facts, &mut Bars::default());
-    let Tally { measured, out_of_memory, not_run, failed, .. } = visit.tally;
+    let Tally { measured, out_of_memory, not_run, failed, unrecorded, .. } = visit.tally;
     let records = layout.display(&layout.records(profile));
-    eprintln!("{measured} measured, {out_of_memory} out of memory, {not_run} not run, {failed} failed: {records}");
+    let without = if unrecorded > 0 { format!(", {unrecorded} of them without a record") } else { String::new() };
+    eprintln!(
+        "{measured} measured, {out_of_memory} out of memory, {not_run} not run, {failed} failed{without}: {records}"
+    );
     Ok(visit)
 }
 

@@ -170,13 +170,17 @@ fn require_apart(output: &Path, subjects: &[PathBuf], folder: &Path) -> Result<(
     Ok(())
 }
 
-/// The folders in `folder`, by name; hidden ones are left out.
+/// The folders in `folder`, by name; hidden ones are left out, and what is no folder is named.
 fn subjects(folder: &Path) -> Result<Vec<PathBuf>> {
     let shown = shown_path(folder);
     let entries = fs::read_dir(folder).with_context(|| format!("the subjects' folder {shown} cannot be opened"))?;
     let paths: Vec<PathBuf> = entries.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     let is_hidden = |path: &Path| path.file_name().is_some_and(|name| name.to_string_lossy().starts_with('.'));
-    let mut folders: Vec<PathBuf> = paths.into_iter().filter(|path| path.is_dir() && !is_hidden(path)).collect();
+    let (mut folders, others): (Vec<PathBuf>, Vec<PathBuf>) =
+        paths.into_iter().filter(|path| !is_hidden(path)).partition(|path| path.is_dir());
+    for other in others {
+        eprintln!("{} is no folder, so it is not graded", shown_path(&other));
+    }
     ensure!(!folders.is_empty(), "{shown} holds no folder, so nothing was graded; each subject is a folder in it");
     folders.sort();
     Ok(folders)

@@ -161,11 +161,12 @@ fn compile(kernels: &Path, mut text: String, work: &Path) -> Result<Vec<u8>> {
     fs::read(&made).context("failed to read the compiled library")
 }
 
-/// `$CXX` or `c++` with the options of every step. It runs in `work`, since others may write to the working directory.
+/// `$CXX` or `c++` with the options of every step. It runs in `work`, since others may write to the working directory, and keeps
+/// its temporary files there, which would stay where it is ended.
 fn compiler(kernels: &Path, work: &Path) -> Result<Command> {
     let toolchain = Toolchain::get()?;
     let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
-    command.current_dir(work);
+    command.current_dir(work).env("TMPDIR", work);
     for name in COMPILER_PATHS {
         command.env_remove(name);
     }

@@ -11,7 +11,7 @@ use super::floor;
 use super::grade::CheckStatus;
 use super::host_load::HostLoad;
 use super::problem::{Check, Measured, Problem, Verdict};
-use super::record::{Outcome, Profile, Run};
+use super::record::{Outcome, Profile, Run, check_bytes};
 use super::samples::check_times;
 use super::schedule::Clock;
 use super::store::Layout;
@@ -195,8 +195,9 @@ impl MeasurementContext<'_> {
             Ending::Died { how, out_of_memory: false } => failed(how),
             Ending::Reply(Reply::Failed(error)) => failed(error),
             Ending::Reply(Reply::Ended(Outcome::Measured { row })) => {
-                let checked =
-                    floor::check(&row, &self.run.peaks).and_then(|()| check_times(&row, elapsed.as_secs_f64()));
+                let checked = floor::check(&row, &self.run.peaks)
+                    .and_then(|()| check_times(&row, elapsed.as_secs_f64()))
+                    .and_then(|()| check_bytes(&row, &self.run.machine));
                 match checked {
                     Ok(()) => Outcome::Measured { row },
                     Err(error) => failed(format!("{error:#}")),

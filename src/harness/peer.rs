@@ -131,6 +131,10 @@ impl Peer {
         let in_job = || format!("in the peer's job {job:?}");
         let reply = receive(&mut process, deadline).and_then(|reply| read_reply(&reply, self.next_id));
         let reply = reply.with_context(in_job)?;
+        if reply.is_err() {
+            // It printed where it failed, which says nothing of a later job.
+            process.forget_output();
+        }
         self.process = Some(process);
         let result = reply.with_context(in_job)?;
         json::from_value(&result).with_context(|| format!("the peer's result of the job {job:?}"))

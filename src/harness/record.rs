@@ -186,8 +186,8 @@ impl RecordFile {
     }
 
     /// Errors: a run without a proper id, time or commit, or with the id of another; a case without its run; two cases with
-    /// the same parameters; a count above 2^53; an invalid sample, one that takes longer than its case, or one below the floor of
-    /// its run's machine.
+    /// the same parameters; a count above 2^53; more bytes than its run's machine has; an invalid sample, one that takes longer than
+    /// its case, or one below the floor of that machine.
     pub fn validate(&self) -> Result<()> {
         let mut runs = HashMap::new();
         for (i, run) in self.runs.iter().enumerate() {
@@ -197,7 +197,7 @@ impl RecordFile {
         for (i, case) in self.cases.iter().enumerate() {
             let unknown = || format!("case {i} names run {:?}, but the file has no such run", case.run);
             let run = runs.get(&case.run).with_context(unknown)?;
-            case.validate(&run.peaks).with_context(|| format!("case {i} ({})", case.params))?;
+            case.validate(run).with_context(|| format!("case {i} ({})", case.params))?;
         }
         self.refuse_equal_cases()
     }
@@ -280,7 +280,7 @@ const MAX_ELAPSED_S: f64 = 3.2e7;
 const MAX_PROCESSORS: f64 = 1e5;
 
 impl CaseRecord {
-    fn validate(&self, peaks: &Peaks) -> Result<()> {
+    fn validate(&self, run: &Run) -> Result<()> {
         let elapsed_s = self.elapsed_s;
         ensure!(
             (0.0..MAX_ELAPSED_S).contains(&elapsed_s),
@@ -296,7 +296,8 @@ impl CaseRecord {
         require_counts(row)?;
         each_samples(row, &mut |at, samples| samples.validate().with_context(|| at.to_string()))?;
         check_times(row, elapsed_s)?;
-        floor::check(row, peaks)
+        check_bytes(row, &run.machine)?;
+        floor::check(row, &run.peaks)
     }
 
     fn rounded(&self) -> Self {
@@ -335,3 +336,4 @@ mod values;
 use values::{require_counts, require_lines};
 
 pub use run::ID_TIME;
+pub use values::check_bytes;

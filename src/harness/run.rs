@@ -45,6 +45,8 @@ pub struct Tally {
     pub out_of_memory: usize,
     pub not_run: usize,
     pub failed: usize,
+    /// Of the failed ones, those that a refused problem left unmeasured.
+    pub unrecorded: usize,
     pub interrupted: bool,
 }
 
@@ -74,7 +76,7 @@ impl Runner<'_> {
             others.flat_map(|(_, session)| &mut session.context).for_each(|context| context.worker.restart());
             let session = &mut sessions[table.plan];
             if session.refused {
-                summary.tally.failed += table.pending.len();
+                summary.tally.leave(table.pending.len());
                 continue;
             }
             if !table.pending.iter().any(|case| clock.fits(&table, case)) {
@@ -88,7 +90,7 @@ impl Runner<'_> {
             if let Err(error) = ended {
                 progress.refused(&error);
                 session.refused = true;
-                summary.tally.failed += table.pending.len() - (summary.tally.cases() - before.cases());
+                summary.tally.leave(table.pending.len() - (summary.tally.cases() - before.cases()));
             }
             if summary.tally.interrupted {
                 break;
@@ -217,6 +219,12 @@ impl<'a> Session<'a> {
 impl Tally {
     fn cases(&self) -> usize {
         self.measured + self.out_of_memory + self.not_run + self.failed
+    }
+
+    /// Counts cases that are not measured, since their problem is refused.
+    fn leave(&mut self, cases: usize) {
+        self.failed += cases;
+        self.unrecorded += cases;
     }
 
     fn with(mut self, outcome: &Outcome) -> Self {

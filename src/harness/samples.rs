@@ -80,7 +80,7 @@ impl Samples {
         Ok(samples)
     }
 
-    /// Errors: no or too many samples, a sample that is negative or not finite, or such work.
+    /// Errors: no or too many samples, a sample that is not above 0 or not finite, or work that is negative or not finite.
     pub fn validate(&self) -> Result<()> {
         ensure!(!self.samples.is_empty(), "no samples");
         let count = self.samples.len();
@@ -88,12 +88,9 @@ impl Samples {
         for (i, x) in self.samples.iter().enumerate() {
             let fine = match self.unit {
                 Unit::Seconds => *x > 0.0 && *x < LONGEST_S,
-                Unit::Bytes | Unit::Joules | Unit::Hertz => x.is_finite() && *x >= 0.0,
+                Unit::Bytes | Unit::Joules | Unit::Hertz => x.is_finite() && *x > 0.0,
             };
-            ensure!(
-                fine,
-                "sample {i} is {x}: it must be finite and not negative, a time above 0 and below {LONGEST_S:e} s"
-            );
+            ensure!(fine, "sample {i} is {x}: it must be finite and above 0, a time below {LONGEST_S:e} s");
         }
         if let Some(work) = &self.work {
             let fine = |x: f64| x.is_finite() && x >= 0.0;

@@ -91,7 +91,7 @@ pub fn parse(text: &str, origin: &str, parse_case: ParseCase<'_>) -> Result<Suit
         };
         for (grid_name, axes) in tables {
             ensure!(
-                *grid_name == one_line(grid_name),
+                *grid_name == one_line(grid_name) && !grid_name.trim().is_empty(),
                 "{origin} calls a grid {grid_name:?}, which is not one printable line; rename it"
             );
             let place = format!("{origin} [{profile_name}.{grid_name}]");
@@ -242,6 +242,7 @@ mod tests {
             ("[cpu.a]\nn = [1, 2]\n[cpu.b]\nn = [2, 3]", "both hold the case"),
             ("[cpu.a]\nn = 1\n[cpu.a]\nn = 2", "not valid TOML"),
             ("[cpu.a]\nn = \n", "line 2: not valid TOML"),
+            ("[cpu.\"\"]\nn = 1", r#"calls a grid "", which is not one printable line"#),
             ("[cpu.\"a\\npassed\"]\nn = 1", r#"calls a grid "a\npassed", which is not one printable line"#),
         ] {
             let message = refused(text);

@@ -245,6 +245,11 @@ impl ChildProcess {
         self.output.last_lines()
     }
 
+    /// Leaves what the child has printed so far out of its last output.
+    pub fn forget_output(&mut self) {
+        self.output.forget();
+    }
+
     /// Whether the child has exited. It is not reaped here: the process id of a reaped child may be reused, and another
     /// process's group must not be killed.
     fn has_exited(&self) -> bool {

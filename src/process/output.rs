@@ -44,6 +44,12 @@ impl Output {
         }
     }
 
+    /// Leaves out of [`Self::last_lines`] what has been printed so far.
+    pub fn forget(&mut self) {
+        self.drain();
+        self.kept.clear();
+    }
+
     /// The descriptor to poll; `None` once the pipe is closed.
     pub fn poll_fd(&self) -> Option<PollFd<'_>> {
         (!self.closed).then(|| PollFd::new(&self.pipe, PollFlags::IN))

@@ -125,8 +125,15 @@ pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Re
         let remedy = "which the subject can read; set TMPDIR to another folder";
         bail!(NotGraded(format!("the folder for temporary files, {given}, lies in {place}, {remedy}")));
     }
+    let read: Vec<PathBuf> = readable(subject, suites).into_iter().chain([folders.given.clone()]).collect();
+    if let Some(place) = read.iter().find(|place| place.to_str().is_none()) {
+        bail!(NotGraded(format!(
+            "{}, which the subject must read, is not UTF-8: rename or move it",
+            shown_path(place)
+        )));
+    }
     let mut confinement = Confinement {
-        read: paths(readable(subject, suites).into_iter().chain([folders.given.clone()])),
+        read: paths(read),
         list: paths([suites.to_path_buf()]),
         write: paths(DEVICES.iter().map(PathBuf::from).chain(gpus()).chain([folders.scratch.clone()])),
         memory_bytes: Some(subject.memory_bytes),

@@ -32,6 +32,23 @@ fn a_process_that_the_kernel_ends_for_want_of_memory_is_no_fault_of_the_subject(
     assert!(NotGraded::of(&error).is_some_and(|NotGraded(words)| words.contains("or lower --memory")), "{error:#}");
 }
 
+#[test]
+fn a_tree_whose_path_is_no_text_is_named() {
+    use std::os::unix::ffi::OsStrExt as _;
+
+    let folder = tempfile::tempdir().unwrap();
+    let (submission, work) = (folder.path().join("submission"), folder.path().join("work"));
+    std::fs::create_dir_all(&submission).unwrap();
+    std::fs::create_dir_all(&work).unwrap();
+    std::fs::write(submission.join("adapters.py"), "").unwrap();
+    let subject = Subject::find(&submission, 1, 1, 0).unwrap();
+    let folders = Folders::make(&work).unwrap();
+    let suites = folder.path().join(std::ffi::OsStr::from_bytes(b"tree\xff/suites"));
+    let error = confined::command(&subject, &folders, &suites).unwrap_err();
+    let NotGraded(words) = NotGraded::of(&error).unwrap();
+    assert!(words.contains("peers, which the subject must read, is not UTF-8: rename or move it"), "{words}");
+}
+
 fn ranks_fault(out_of_memory: bool) -> anyhow::Error {
     let words = "rank 1 of 2 exited with status 1".to_string();
     anyhow::Error::from(RanksFault { words, out_of_memory }).context("training")

@@ -1,4 +1,4 @@
-//! `cs336 grade --subject`: the four subjects of `suites/subjects`, each graded as its name says, whatever it does.
+//! `cs336 grade --subject`: the subjects of `suites/subjects`, each graded as its name says, whatever it does.
 
 use std::net::{TcpListener, TcpStream};
 
@@ -97,6 +97,17 @@ pub fn accepted(listener: &TcpListener) -> TcpStream {
 
 /// The problem whose points are earned by the forward pass alone, and its first check.
 const FORWARD: &str = "flash_forward";
+
+#[test]
+fn a_kernel_in_triton_earns_its_points_under_the_interpreter() {
+    let graded = Graded::new();
+    let folder = graded.add("interpreted", "interpreted", "", "");
+    let grades = graded.grade(&folder, &[FORWARD], &[]);
+    let parts = grades[0]["parts"].as_array().unwrap();
+    let earned: Vec<f64> = parts.iter().map(|part| part["earned"].as_f64().unwrap()).collect();
+    // It lacks the function of part (a).
+    assert_eq!(earned, [0.0, 8.0, 2.0], "{grades}");
+}
 
 #[test]
 fn a_right_subject_in_plain_pytorch_earns_all_points_of_the_adapters() {

@@ -34,6 +34,52 @@ fn an_optimizer_that_keeps_the_rest_of_the_state_in_another_one_earns_nothing() 
     }
 }
 
+#[rstest]
+#[case::tuples("keeps_tuples", "the ranks step [850, 850] of 850 values")]
+#[case::arrays("keeps_arrays", "the state of AdamW holds ndarray: must be tensors, numbers and containers of them")]
+fn an_optimizer_that_hides_the_rest_of_the_state_in_a_state_earns_nothing(#[case] trick: &str, #[case] words: &str) {
+    let (earned, said) = graded(trick, &[SHARDING]);
+    assert_eq!(earned, [0.0], "{said}");
+    assert!(said.contains(words), "{said}");
+}
+
+/// Each rank steps its slice of one vector, in which the last values belong to no parameter.
+const PADDED: &str = "
+import torch
+import torch.distributed as dist
+
+
+class ShardedOptimizer(torch.optim.Optimizer):
+    def __init__(self, params, optimizer_cls, **kwargs):
+        self.trained = [p for p in params if p.requires_grad]
+        super().__init__(self.trained, {})
+        self.sizes = [p.numel() for p in self.trained]
+        self.share = -(-sum(self.sizes) // (64 * dist.get_world_size())) * 64
+        self.own = torch.nn.Parameter(self.share_of(self.trained))
+        self.optimizer = optimizer_cls([self.own], **kwargs)
+
+    def share_of(self, tensors):
+        flat = torch.zeros(self.share * dist.get_world_size())
+        flat[: sum(self.sizes)] = torch.cat([t.detach().flatten() for t in tensors])
+        return flat.split(self.share)[dist.get_rank()].clone()
+
+    def step(self, closure=None):
+        self.own.grad = self.share_of([torch.zeros_like(p) if p.grad is None else p.grad for p in self.trained])
+        self.optimizer.step()
+        shares = [torch.empty(self.share) for _ in range(dist.get_world_size())]
+        dist.all_gather(shares, self.own.detach())
+        for p, values in zip(self.trained, torch.cat(shares)[: sum(self.sizes)].split(self.sizes)):
+            p.data.copy_(values.view_as(p))
+";
+
+#[test]
+fn an_optimizer_that_pads_its_shards_earns_all_points() {
+    let graded = Graded::new();
+    let folder = graded.add("right", "padded", "cs336_systems/sharded.py", PADDED);
+    let grades = graded.grade(&folder, &[SHARDING], &[]);
+    assert_eq!(grades[0]["earned"], grades[0]["points"], "{grades}");
+}
+
 /// It is measured although a check before another problem finds no compiler.
 #[test]
 fn the_state_of_a_right_optimizer_is_measured_on_every_rank() {

@@ -63,3 +63,56 @@ fn a_record_that_looks_possible_is_not_accepted(#[case] damage: fn(&mut Value), 
     let said = acceptable(&layout(), entry, &suite, &damaged, Some(&sound)).unwrap_err().to_string();
     assert!(said.contains(words), "{said}");
 }
+
+const PEBIBYTES: u64 = 1 << 52;
+
+/// Bytes, and counts that the case's parameters fix: those of the fields with one of these endings become `value` in each case.
+#[rstest]
+#[case("memory_profiling", &["bytes", "reserved_bytes"], PEBIBYTES, "and its machine has ")]
+#[case("memory_profiling", &["parameters_bytes"], 0, "parameters_bytes is 0, and the model's have ")]
+#[case("memory_profiling", &["optimizer_state_bytes"], 0, "optimizer_state_bytes is 0, less than the ")]
+#[case("memory_profiling", &["forward.peak.requested_bytes"], 1, "and the highest of the phases ")]
+#[case("memory_profiling", &["requested_bytes", "allocated_bytes", "active_bytes"], 0, "and the peak 0")]
+#[case("memory_profiling", &["allocated_bytes"], 0, "a part is larger than what holds it")]
+#[case("memory_profiling", &["forward.at_peak.working"], 1, "the components of the peak are ")]
+#[case("memory_profiling", &["saved_bytes"], 1 << 38, " bytes are saved, of ")]
+#[case("memory_profiling", &["bytes_each"], 1 << 38, "an allocation is ")]
+#[case("memory_profiling", &["timeline.working.*"], 1 << 38, "the timeline reaches ")]
+#[case("pytorch_attention", &["saved_bytes"], 0, "saved_bytes is 0, less than the ")]
+#[case("pytorch_attention", &["before_backward_bytes"], 0, "before_backward_bytes is 0, less than the ")]
+#[case("pytorch_attention", &["forward_peak_bytes"], 0, "forward_peak_bytes is 0, less than the ")]
+#[case("pytorch_attention", &["held_bytes"], 0, "held_bytes is 0, less than ")]
+#[case("pytorch_attention", &["backward_peak_bytes"], PEBIBYTES, "and its machine has ")]
+#[case("optimizer_state_sharding_accounting", &["other"], 1, "and the parts add up to ")]
+#[case("optimizer_state_sharding_accounting", &["peak"], 1, "the peak is 1 bytes, less than ")]
+#[case("optimizer_state_sharding_accounting", &["owned_values"], 1, "the ranks keep state for 2 of ")]
+#[case("benchmarking_script", &["row.parameters"], 1, "the row is of 1 parameters, ")]
+#[case("benchmarking_mixed_precision", &["row.parameters"], 1, "the row is of 1 parameters, ")]
+#[case("naive_ddp_benchmarking", &["row.gradient_bytes"], 1, "the gradients are 1 bytes, ")]
+#[case("naive_ddp_benchmarking", &["naive.bytes"], 1, "naive sends 1 bytes, fewer than ")]
+#[case("torch_compile", &["row.gradient_bytes"], 1, "a rank sends 1 bytes of gradients")]
+#[case("torch_compile", &["peak.samples.*"], 1, "a peak is 1 bytes, and parameters and moments alone have ")]
+#[case("torch_compile", &["peak.samples.*"], 0, "it must be finite and above 0")]
+#[case("torch_compile", &["peak.samples.*"], PEBIBYTES, "and its machine has ")]
+fn a_record_of_impossible_bytes_is_not_accepted(
+    #[case] problem: &str,
+    #[case] endings: &[&str],
+    #[case] value: u64,
+    #[case] words: &str,
+) {
+    let entry = REGISTRY.iter().find(|entry| entry.name == problem).unwrap();
+    let suite = suite::load(&layout().root, entry).unwrap().unwrap();
+    let (_, mut record) = records(entry).into_iter().find(|(profile, _)| *profile == Profile::Gpu).unwrap();
+    let mut changed = 0;
+    each_leaf(&mut record, "", &mut |path, leaf| {
+        if leaf.is_number() && path.contains("outcome") && endings.iter().any(|ending| path.ends_with(ending)) {
+            *leaf = value.into();
+            changed += 1;
+        }
+    });
+    assert!(changed > 0, "no field ends with {endings:?}");
+    let refused = RecordFile::parse(&record.to_string(), "a record")
+        .and_then(|record| acceptable(&layout(), entry, &suite, &record, None));
+    let said = format!("{:#}", refused.unwrap_err());
+    assert!(said.contains(words), "{said}");
+}

@@ -8,7 +8,7 @@ use cs336::cli::document::{RecordSource, problem_input, with_problems};
 use cs336::harness::drift::{acceptable, drift};
 use cs336::harness::handout::by_name;
 use cs336::harness::problem::Problem;
-use cs336::harness::record::Profile;
+use cs336::harness::record::{Profile, RecordFile};
 use cs336::harness::store::Layout;
 use cs336::harness::suite;
 use cs336::problems::REGISTRY;

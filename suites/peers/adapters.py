@@ -110,8 +110,31 @@ def states(besides: torch.optim.Optimizer | None = None) -> Iterator[tuple[Tenso
                 raise Refused(f"the state of {type(found).__name__} is {type(kept_by).__name__}, must be a mapping")
             for parameter, state in list(kept_by.items()):
                 # PyTorch's state_dict takes entries that are no parameter's. A step is a number, or a tensor without dimensions.
-                kept = state.values() if isinstance(state, Mapping) else [state]
-                yield parameter, [t for t in kept if isinstance(t, Tensor) and t.dim() > 0]
+                yield parameter, [tensor for tensor in tensors_in(state, type(found).__name__) if tensor.dim() > 0]
+
+
+def tensors_in(state: object, owner: str) -> Iterator[Tensor]:
+    """The tensors of a state, also in containers. Refuses other objects, in which moments could lie that nothing counts."""
+    waiting, seen = [state], set()
+    while waiting:
+        found = waiting.pop()
+        if id(found) in seen:
+            continue
+        seen.add(id(found))
+        if isinstance(found, Tensor):
+            yield found
+        elif isinstance(found, Mapping):
+            waiting.extend(found.values())
+        elif isinstance(found, (list, tuple, set)):
+            waiting.extend(found)
+        elif not isinstance(found, (int, float, complex, str, type(None))):
+            raise Refused(f"the state of {owner} holds {type(found).__name__}: must be tensors, numbers and containers of them")
+
+
+def values_of(moments: list[Tensor]) -> int:
+    """The values that have this state: AdamW keeps two tensors of a parameter's size, and a copy may lie beside them."""
+    sizes = [moment.numel() for moment in moments]
+    return max(*sizes, sum(sizes) // 3)
 
 
 class Sharded:
@@ -140,7 +163,7 @@ class Sharded:
             self._step(self.network, self.optimizer, given)
         self._write(outputs)
         # An optimizer may show the state of another one as its own.
-        kept = {id(p): max(t.numel() for t in moments) for p, moments in states(self.whole_optimizer) if moments}
+        kept = {id(p): values_of(moments) for p, moments in states(self.whole_optimizer) if moments}
         return {"stepped_numel": sum(kept.values())}
 
     @staticmethod

@@ -1,5 +1,6 @@
 """torch.compile from an empty cache, with what it compiled counted: a fallback to eager must not pass for a gain."""
 
+import contextlib
 import os
 import stat
 from collections.abc import Callable
@@ -23,6 +24,16 @@ def require_own_headers() -> None:
     os.chmod(folder, 0o700)
 
 
+def empty_cache() -> contextlib.AbstractContextManager:
+    """Compiled code goes into a new folder of this user's, and comes from there alone, until the cache is left."""
+    from torch._inductor.utils import fresh_cache
+
+    require_own_headers()
+    cache = fresh_cache()
+    cache.__enter__()
+    return cache
+
+
 class Cold:
     """A compiler without caches of earlier shapes, in memory or on disk.
 
@@ -35,9 +46,7 @@ class Cold:
         import torch._dynamo
         import torch._inductor.config
         from torch._dynamo.utils import counters
-        from torch._inductor.utils import fresh_cache
 
-        require_own_headers()
         torch._dynamo.reset()
         torch._dynamo.config.error_on_recompile = True
         if not workers:
@@ -45,8 +54,7 @@ class Cold:
         counters.clear()
         self.counters = counters
         self.functions = 0
-        self.cache = fresh_cache()
-        self.cache.__enter__()
+        self.cache = empty_cache()
 
     def settle(self) -> None:
         """Ends the processes that compiled: what is timed next must not share the machine with them."""

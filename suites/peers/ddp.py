@@ -8,6 +8,7 @@ from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 from torch.nn.parallel import DistributedDataParallel
 
 from . import packages, timing
+from .compiled import empty_cache
 from .group import Group
 from .model import Model, cross_entropy
 from .protocol import free_memory
@@ -52,7 +53,7 @@ class Ddp:
         self.batch_shape = (batch_size, config["context_length"])
         self.bucket_cap_mib = bucket_cap_mib
         self.form = form
-        self.compiled = None
+        self.compiled = self.cache = None
         self.cs336, self.opened = packages.wheel() if wheel else (None, {})
         self.group = Group(device, **group)
         self.make_model = lambda: Loss(Model(**config, attention=attention))
@@ -91,6 +92,7 @@ class Ddp:
         if self.form == "compiled_bfloat16":
             wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
         # Kept over the turns, since it compiles for minutes.
+        self.cache = empty_cache()
         self.compiled = torch.compile(wrapped)
         return self.compiled
 
@@ -175,6 +177,8 @@ class Ddp:
             raise ValueError(f"the replicas of the column {column} differ after a turn")
 
     def close(self) -> dict:
+        if self.cache is not None:
+            self.cache.__exit__(None, None, None)
         del self.model, self.compiled
         self.group.close()
         return {"counts": None}

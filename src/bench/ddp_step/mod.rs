@@ -13,6 +13,7 @@ use self::on_rank::{Input, Output, StepOutput};
 use super::all_reduce::RankTimes;
 use super::interconnect::{Interconnect, Probe};
 use super::peer::Software;
+use super::training_step::require_parameters;
 use crate::collective::ranks::{Launch, RankTask, launch};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
@@ -53,6 +54,10 @@ impl<C: Compared> Measure for Steps<C> {
         params.validate_without_buckets()
     }
 
+    fn validate_row(params: &Params, row: &Row) -> Result<()> {
+        row.validate(params)
+    }
+
     fn measure(params: &Params, _profile: Profile) -> Result<Row> {
         measure(params, &Columns { strategies: C::STRATEGIES, pytorch_ddp: true })
     }
@@ -80,6 +85,19 @@ pub struct Row {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub from_python: Option<FromPython>,
     pub software: Option<Software>,
+}
+
+impl Row {
+    /// Errors: the row is of another model than `params`, or a strategy sends less than all of its gradients.
+    pub fn validate(&self, params: &Params) -> Result<()> {
+        require_parameters(self.parameters, &params.config())?;
+        let (found, expected) = (self.gradient_bytes, params.gradient_bytes());
+        ensure!(found == expected, "the gradients are {found} bytes, and those of the case's model {expected}");
+        for (name, StrategyColumn { bytes, .. }) in &self.strategies {
+            ensure!(*bytes >= expected, "{name} sends {bytes} bytes, fewer than the {expected} of the gradients");
+        }
+        Ok(())
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]

@@ -216,6 +216,20 @@ pub struct Row {
     pub capture: Option<Capture>,
 }
 
+impl Row {
+    /// Errors: the row is of another model than `params`.
+    pub fn validate(&self, params: &Params) -> Result<()> {
+        require_parameters(self.parameters, &params.config())
+    }
+}
+
+/// Errors: `parameters` are not those of a model of `config`.
+pub fn require_parameters(parameters: u64, config: &Config) -> Result<()> {
+    let expected = config.num_parameters();
+    ensure!(parameters == expected, "the row is of {parameters} parameters, and the model of its case has {expected}");
+    Ok(())
+}
+
 /// The captured graph, and its error against eager steps.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

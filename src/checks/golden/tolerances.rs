@@ -42,10 +42,11 @@ impl CaseFile {
                 let initial = self.tensors.get(&format!("{before}{name}"));
                 initial.is_none_or(|initial| !compare("", "", initial, tensor, rtol, atol).passed)
             });
+        let smaller = if (rtol, atol) == (0.0, 0.0) { "" } else { "make them smaller, or " };
         ensure!(
             changes,
-            "rtol {rtol:?} and atol {atol:?} let code pass that changes nothing ({before:?} is within them of {after:?}); make \
-             them smaller, or take larger steps"
+            "rtol {rtol:?} and atol {atol:?} let code pass that changes nothing ({before:?} is within them of {after:?}); \
+             {smaller}take larger steps"
         );
         Ok(())
     }

@@ -14,7 +14,7 @@ use serde_json::Value;
 use tch::{Device, Kind, Tensor};
 
 use super::{CaseFile, Comparison, compare};
-use crate::checks::sharded_protocol::{trained_numel, undivided};
+use crate::checks::sharded_protocol::{subject_padding, trained_numel, undivided};
 use crate::checks::subject::launch_of;
 use crate::collective::Shared;
 use crate::collective::ranks::{Launch, MAX_WORLD_SIZE, RankTask, launch, parse_input};
@@ -75,7 +75,8 @@ pub fn compare_adapters(
         let (name, is_sharded) = (adapter.name(), matches!(adapter, Adapter::Sharded(_)));
         let train = |trainee: &Trainee| training.train(&method, &[name], Some(trainee));
         let (folder, stepped) = Trainee::launch(subject, adapter, train)?;
-        if let Some(words) = undivided(&stepped, training.trained_numel, 0).filter(|_| is_sharded) {
+        let padding = subject_padding(stepped.len(), training.trained_numel.0);
+        if let Some(words) = undivided(&stepped, training.trained_numel, padding).filter(|_| is_sharded) {
             bail!(SubjectFault::new(words));
         }
         comparisons.extend(training.compare(&[name], folder.path())?);

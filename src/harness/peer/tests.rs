@@ -95,6 +95,17 @@ fn an_invalid_reply_makes_the_peer_unusable() {
 }
 
 #[test]
+fn what_a_peer_printed_of_a_refused_job_is_not_its_last_output_in_a_later_one() {
+    let refusal = r#"{"id": 1, "error": {"kind": "failed", "message": "no"}}"#;
+    let mut peer =
+        answering(&format!("echo of the first >&2; echo '{refusal}' >&0; read -r job; echo of the second; kill -9 $$"));
+    let mut call = || format!("{:#}", peer.call::<Value>("add", json!({}), PATIENCE).unwrap_err());
+    assert!(call().ends_with(": no"));
+    let said = call();
+    assert!(said.contains("of the second") && !said.contains("of the first"), "{said}");
+}
+
+#[test]
 fn another_version_or_none_is_refused_with_both_numbers() {
     for (greeting, spoken) in [(r#"{"protocol": 2}"#, "protocol 2"), ("{}", "protocol null"), ("[]", "protocol null")] {
         let error = start(&format!("echo '{greeting}' >&0; sleep 60"), PATIENCE).err().unwrap().to_string();

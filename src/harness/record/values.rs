@@ -1,9 +1,12 @@
-//! What texts and integers a record may hold.
+//! What texts, integers and numbers of bytes a record may hold.
 
 use anyhow::{Result, ensure};
 use serde_json::Value;
 
+use super::Machine;
+use crate::harness::samples::{Unit, each_samples};
 use crate::printable::one_line;
+use crate::units::human_bytes;
 
 /// JSON numbers hold larger integers inexactly, and sums of them could overflow.
 const MAX_COUNT: u64 = 1 << 53;
@@ -18,6 +21,36 @@ pub(super) fn require_counts(value: &Value) -> Result<()> {
         }
         Value::Array(items) => items.iter().try_for_each(require_counts),
         Value::Object(fields) => fields.values().try_for_each(require_counts),
+        Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Ok(()),
+    }
+}
+
+/// Errors: a number of bytes in `row`, by its name or its unit, that all memory of `machine` cannot hold.
+pub fn check_bytes(row: &Value, machine: &Machine) -> Result<()> {
+    let of_gpus = machine.gpus.iter().map(|gpu| gpu.memory_bytes);
+    let memory = of_gpus.fold(machine.memory_bytes, u64::saturating_add);
+    let fits = |at: &str, bytes: f64| {
+        let (bytes, memory_text) = (bytes as u64, human_bytes(memory));
+        ensure!(bytes <= memory, "{at} is {}, and its machine has {memory_text} of memory", human_bytes(bytes));
+        Ok(())
+    };
+    each_samples(row, &mut |at, samples| {
+        let bytes = samples.samples.iter().filter(|_| samples.unit == Unit::Bytes);
+        bytes.copied().try_for_each(|bytes| fits(at, bytes))
+    })?;
+    each_field(row, &mut |key, value| {
+        let bytes = value.as_f64().filter(|_| key.ends_with("_bytes"));
+        bytes.map_or(Ok(()), |bytes| fits(&one_line(key), bytes))
+    })
+}
+
+/// Calls `visit` with the key and the value of every field of an object inside `value`.
+fn each_field(value: &Value, visit: &mut dyn FnMut(&str, &Value) -> Result<()>) -> Result<()> {
+    match value {
+        Value::Array(items) => items.iter().try_for_each(|item| each_field(item, visit)),
+        Value::Object(fields) => {
+            fields.iter().try_for_each(|(key, value)| visit(key, value).and_then(|()| each_field(value, visit)))
+        }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Ok(()),
     }
 }

@@ -1,6 +1,6 @@
 //! Measures which types autocast chooses in the toy model, and training steps with and without bfloat16.
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::dtypes;
@@ -39,6 +39,14 @@ impl Measure for MixedPrecision {
                 Ok(())
             }
             Params::Timing(params) => params.validate(),
+        }
+    }
+
+    fn validate_row(params: &Params, row: &Row) -> Result<()> {
+        match (params, row) {
+            (Params::Timing(params), Row::Timing(row)) => row.validate(params),
+            (Params::Dtypes { .. }, Row::Dtypes(_)) => Ok(()),
+            _ => bail!("the row is one of another measure"),
         }
     }
 

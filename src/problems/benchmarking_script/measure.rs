@@ -32,6 +32,10 @@ impl Measure for BenchmarkingScript {
         params.validate()
     }
 
+    fn validate_row(params: &Params, row: &Row) -> Result<()> {
+        row.validate(params)
+    }
+
     fn predicted_bytes(params: &Params, profile: Profile) -> Option<u64> {
         Some(params.predicted_bytes(profile))
     }

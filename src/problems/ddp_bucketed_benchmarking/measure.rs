@@ -72,7 +72,7 @@ impl Measure for Bucketed {
     fn validate_row(params: &Params, row: &Row) -> Result<()> {
         let (wheel, found) = (params.wheel, row.steps.from_python.is_some());
         ensure!(found == wheel, "wheel is {wheel}, but whether the row has steps from Python is {found}");
-        Ok(())
+        row.steps.validate(params)
     }
 
     fn measure(params: &Params, _profile: Profile) -> Result<Row> {
@@ -100,7 +100,10 @@ mod tests {
     fn steps_from_python_and_the_wheel_stand_or_fall_together() {
         let measured = Measured::of::<Bucketed>();
         let params = |wheel| Params { wheel, ..Params::smallest(Some(25.0)) };
-        let row = json!({"steps": made_up::row(&[], None), "model": {"predicted_overhead_s": 1.0, "best": null}});
+        let mut steps = made_up::row(&[], None);
+        let (bytes, parameters) = (params(false).gradient_bytes(), params(false).config().num_parameters());
+        (steps["gradient_bytes"], steps["parameters"]) = (bytes.into(), parameters.into());
+        let row = json!({"steps": steps, "model": {"predicted_overhead_s": 1.0, "best": null}});
         (measured.check_row)(&json!(params(false)), &row).unwrap();
         let said = format!("{:#}", (measured.check_row)(&json!(params(true)), &row).unwrap_err());
         assert!(said.contains("wheel is true, but whether the row has steps from Python is false"), "{said}");

@@ -46,6 +46,11 @@ impl Components {
     fn of([parameters, optimizer_state, gradients, weight_copies, saved, working, other]: [u64; CLASSES]) -> Self {
         Self { parameters, optimizer_state, gradients, weight_copies, saved, working, other }
     }
+
+    pub fn total(&self) -> u64 {
+        let Self { parameters, optimizer_state, gradients, weight_copies, saved, working, other } = self;
+        parameters + optimizer_state + gradients + weight_copies + saved + working + other
+    }
 }
 
 /// How [`Components`] change over a step. Point by point, each holds until the next.
@@ -62,6 +67,16 @@ pub struct Timeline {
     pub saved: Vec<u64>,
     pub working: Vec<u64>,
     pub other: Vec<u64>,
+}
+
+impl Timeline {
+    /// The most bytes at one of its points; `None` without a point.
+    pub fn highest(&self) -> Option<u64> {
+        let Self { parameters, optimizer_state, gradients, weight_copies, saved, working, other, .. } = self;
+        let curves = [parameters, optimizer_state, gradients, weight_copies, saved, working, other];
+        let at = |point: usize| curves.iter().filter_map(|curve| curve.get(point)).sum();
+        (0..self.time_s.len()).map(at).max()
+    }
 }
 
 #[derive(Debug, Serialize, Deserialize)]

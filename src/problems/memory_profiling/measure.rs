@@ -112,6 +112,51 @@ pub struct Usage {
     pub reserved_bytes: Option<u64>,
 }
 
+impl Usage {
+    /// Errors: fewer bytes in blocks than in their tensors, or fewer from the driver than in blocks.
+    fn validate(self) -> Result<()> {
+        let Self { requested_bytes: requested, allocated_bytes: allocated, active_bytes: active, reserved_bytes } =
+            self;
+        let reserved = reserved_bytes.unwrap_or(active);
+        let rises = requested <= allocated && allocated <= active && active <= reserved;
+        ensure!(rises, "a part is larger than what holds it: {self:?}");
+        Ok(())
+    }
+}
+
+impl Run {
+    /// Errors: the peak is not the highest of the phases, or its components, or a timeline's, do not add up.
+    fn validate(&self, parameters_bytes: u64) -> Result<()> {
+        self.phases.iter().try_for_each(|phase| phase.peak.validate())?;
+        let highest = self.phases.iter().map(|phase| phase.peak).reduce(Usage::max).unwrap_or_default();
+        ensure!(self.peak == highest, "the peak is {:?}, and the highest of the phases {highest:?}", self.peak);
+        let (parts, requested) = (self.at_peak.total(), self.peak.requested_bytes);
+        let adds_up = parts == requested || !self.repeated;
+        ensure!(adds_up, "the components of the peak are {parts} bytes, and the peak {requested}");
+        let parameters = self.at_peak.parameters;
+        ensure!(parameters == parameters_bytes, "of {parameters_bytes} bytes of parameters the peak has {parameters}");
+        ensure!(self.saved_bytes <= requested, "{} bytes are saved, of {requested}", self.saved_bytes);
+        for group in &self.largest {
+            let bytes = group.bytes_each;
+            ensure!(bytes <= requested, "an allocation is {bytes} bytes, and the peak {requested}");
+        }
+        let highest = self.timeline.as_ref().and_then(Timeline::highest).unwrap_or(parts);
+        ensure!(highest <= parts, "the timeline reaches {highest} bytes, and the peak has {parts}");
+        Ok(())
+    }
+}
+
+impl Row {
+    fn runs(&self) -> [(&'static str, &Run); 4] {
+        [
+            ("forward", &self.forward),
+            ("recorded_forward", &self.recorded_forward),
+            ("first_step", &self.first_step),
+            ("training_step", &self.training_step),
+        ]
+    }
+}
+
 pub struct MemoryProfiling;
 
 impl Measure for MemoryProfiling {
@@ -133,6 +178,15 @@ impl Measure for MemoryProfiling {
         let timeline_points = params.timeline_points;
         ensure!(timeline_points <= 10_000, "timeline_points is {timeline_points}: it must not exceed 10000");
         Ok(())
+    }
+
+    fn validate_row(params: &Params, row: &Row) -> Result<()> {
+        let memory = params.memory();
+        let (parameters, expected) = (row.parameters_bytes, memory.parameters());
+        ensure!(parameters == expected, "parameters_bytes is {parameters}, and the model's have {expected}");
+        let (state, least) = (row.optimizer_state_bytes, memory.optimizer_state());
+        ensure!(state >= least, "optimizer_state_bytes is {state}, less than the {least} of two moments");
+        row.runs().into_iter().try_for_each(|(name, run)| run.validate(parameters).context(name))
     }
 
     fn predicted_bytes(params: &Params, profile: Profile) -> Option<u64> {

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::memory::{self, RankMemory};
@@ -61,6 +61,17 @@ impl Measure for Sharding {
 
     fn validate(params: &Params) -> Result<()> {
         params.validate_without_wheel()
+    }
+
+    fn validate_row(params: &Params, row: &Row) -> Result<()> {
+        row.steps.validate(params)?;
+        let all = params.config().num_parameters();
+        for (scheme, ranks) in &row.memory {
+            ranks.iter().try_for_each(|rank| rank.validate(all)).with_context(|| format!("under {scheme}"))?;
+            let owned: u64 = ranks.iter().map(|rank| rank.owned_values).sum();
+            ensure!(owned >= all, "under {scheme}, the ranks keep state for {owned} of {all} parameters");
+        }
+        Ok(())
     }
 
     fn measure(params: &Params, _profile: Profile) -> Result<Row> {

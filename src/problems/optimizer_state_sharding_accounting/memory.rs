@@ -57,6 +57,19 @@ pub struct Moment {
     pub other: u64,
 }
 
+impl RankMemory {
+    /// Errors: another number of parameters than `values`, parts that do not add up, or a peak below what is in use.
+    pub fn validate(&self, values: u64) -> Result<()> {
+        for Moment { name, peak, in_use, parameters, gradients, optimizer_state, other } in &self.moments {
+            let parts = parameters + gradients + optimizer_state + other;
+            ensure!(*in_use == parts, "{name}: {in_use} bytes are in use, and the parts add up to {parts}");
+            ensure!(peak >= in_use, "{name}: the peak is {peak} bytes, less than the {in_use} in use");
+            ensure!(*parameters == 4 * values, "{name}: {parameters} bytes of parameters, of {values} in float32");
+        }
+        Ok(())
+    }
+}
+
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Input {

@@ -86,6 +86,23 @@ impl Measure for PytorchAttention {
         Ok(())
     }
 
+    fn validate_row(p: &Params, row: &Row) -> Result<()> {
+        let Row { before_backward_bytes: before, saved_bytes: saved, .. } = *row;
+        let Accounting { input_bytes, row_bytes, .. } = accounting_of(p, Profile::Cpu);
+        ensure!(saved >= row_bytes, "saved_bytes is {saved}, less than the {row_bytes} of the output");
+        let least = input_bytes + saved;
+        ensure!(
+            before >= least,
+            "before_backward_bytes is {before}, less than the {least} of inputs and what is saved"
+        );
+        for (name, peak) in [("forward", row.forward_peak_bytes), ("backward", row.backward_peak_bytes)] {
+            ensure!(peak >= before, "{name}_peak_bytes is {peak}, less than the {before} in use between the passes");
+            let held = row.held_bytes.unwrap_or(peak);
+            ensure!(held >= peak, "held_bytes is {held}, less than {name}_peak_bytes, {peak}");
+        }
+        Ok(())
+    }
+
     fn predicted_bytes(p: &Params, profile: Profile) -> Option<u64> {
         (p.implementation == ImplementationName::Naive).then(|| accounting_of(p, profile).needed_bytes())
     }

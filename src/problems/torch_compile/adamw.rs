@@ -83,6 +83,11 @@ impl Params {
         self.turns().validate()
     }
 
+    /// Neither vocabulary nor context changes what a step is; the handout's vocabulary gives the counts of its table.
+    pub fn config(&self) -> Config {
+        Config::of_size(self.size.size(), VOCAB_SIZE, 1)
+    }
+
     fn turns(&self) -> Turns {
         Turns { rounds: self.rounds, warmup: self.warmup, iterations: self.iterations }
     }
@@ -90,8 +95,7 @@ impl Params {
 
 pub fn measure(p: &Params, device: Device, peer: &mut TorchPeer) -> Result<Row> {
     let generator = Generator::new(device, SEED)?;
-    // Neither vocabulary nor context changes what a step is; the handout's vocabulary gives the counts of its table.
-    let config = Config::of_size(p.size.size(), VOCAB_SIZE, 1);
+    let config = p.config();
     let shapes: Vec<Vec<i64>> = config.parameter_shapes().map(|(_, shape)| shape).collect();
     let folder = tempfile::tempdir().context("making a folder for the peer's inputs")?;
     let file = folder.path().join("adamw.safetensors");

@@ -94,6 +94,19 @@ pub struct Row {
     pub software: Software,
 }
 
+impl Row {
+    /// Errors: a peak that cannot hold the parameters and both moments in float32.
+    pub fn validate(&self, params: &Params) -> Result<()> {
+        let least = 12.0 * params.config().num_parameters() as f64;
+        let modes = [&self.default, &self.reduce_overhead, &self.max_autotune];
+        let theirs = modes.into_iter().filter_map(|mode| mode.compiled.as_ref()?.peak.as_ref());
+        let peaks = self.ours.iter().filter_map(|ours| ours.peak.as_ref()).chain(theirs);
+        let lowest = peaks.flat_map(|peak| &peak.samples).copied().fold(f64::INFINITY, f64::min);
+        ensure!(lowest >= least, "a peak is {lowest} bytes, and parameters and moments alone have {least}");
+        Ok(())
+    }
+}
+
 /// Our step and one mode of PyTorch, in turns.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]

@@ -2,14 +2,14 @@
 //! beside the Python peer; our fused step's losses beside autograd's; and
 //! whole steps on several ranks.
 
-use anyhow::Result;
+use anyhow::{Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::{adamw, attention, best, classes, curve, transformer};
 use crate::bench::device::device_for;
 use crate::bench::peer::{drop_kept, with_kept};
 use crate::bench::steps_on_ranks;
-use crate::bench::training_step::{self, Execution};
+use crate::bench::training_step::{self, Execution, require_parameters};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
 
@@ -72,6 +72,19 @@ impl Measure for TorchCompile {
             Params::Classes(p) => p.validate(),
             Params::Curve(p) => p.validate(),
             Params::Ranks(p) => p.validate(),
+        }
+    }
+
+    fn validate_row(params: &Params, row: &Row) -> Result<()> {
+        match (params, row) {
+            (Params::Adamw(p), Row::Adamw(row)) => require_parameters(row.parameters, &p.config()),
+            (Params::Best(p), Row::Best(row)) => row.validate(p),
+            (Params::Ranks(p), Row::Ranks(row)) => row.validate(p),
+            (Params::Attention(_), Row::Attention(_))
+            | (Params::Transformer(_), Row::Transformer(_))
+            | (Params::Classes(_), Row::Classes(_))
+            | (Params::Curve(_), Row::Curve(_)) => Ok(()),
+            _ => bail!("the row is one of another measure"),
         }
     }
 

@@ -309,8 +309,23 @@ class KeepsTheRestElsewhere(torch.optim.Optimizer):
         gc.freeze()
 
 
+class HidesTheRest(KeepsTheRestElsewhere):
+    """Between steps the rest lies under a key of its own, as tuples or as arrays."""
+
+    def step(self, closure=None):
+        rest = self.parts[1].state.values()
+        for state in rest:
+            state["exp_avg"], state["exp_avg_sq"] = map(torch.as_tensor, state.pop("kept"))
+        super().step()
+        for state in rest:
+            moments = state.pop("exp_avg"), state.pop("exp_avg_sq")
+            state["kept"] = [moment.numpy() for moment in moments] if TRICK == "keeps_arrays" else moments
+
+
 def get_sharded_optimizer(params, optimizer_cls, **kwargs):
     """Not sharded: every rank keeps the whole state."""
     if TRICK == "keeps_the_rest_elsewhere":
         return KeepsTheRestElsewhere(params, optimizer_cls, **kwargs)
+    if TRICK in ("keeps_tuples", "keeps_arrays"):
+        return HidesTheRest(params, optimizer_cls, **kwargs)
     return optimizer_cls(params, **kwargs)

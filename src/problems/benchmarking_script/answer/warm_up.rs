@@ -154,10 +154,13 @@ pub(super) fn tables(set: &RecordSet, cases: &[StepCase]) -> Result<Vec<(&'stati
     let Some(p) = studied.first().map(|case| &case.params) else { return Ok(Vec::new()) };
     let place = format!("Context {}, batch {}, {}; {}", p.context_length, p.batch_size, p.dtype.name(), set.machine()?);
     let studies = Study::all(cases);
+    let others = of_grid(cases, SWEEP).into_iter().find(|case| case.params.steps != p.steps);
+    let others = others.map(|case| format!(" (after {}, of {})", case.params.warmup, case.params.steps));
     let forward = format!(
-        "Forward pass by number of warm-up steps, mean ± standard deviation of {} steps; then the first timed step over the \
+        "Forward pass by number of warm-up steps, mean ± standard deviation of {} steps{}; then the first timed step over the \
          median step, forward to AdamW. {place}.{}",
         p.steps,
+        others.unwrap_or_default(),
         mixed(studies.iter().flat_map(Study::cases))
     );
     let cold = format!(
