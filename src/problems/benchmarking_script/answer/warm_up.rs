@@ -155,7 +155,8 @@ pub(super) fn tables(set: &RecordSet, cases: &[StepCase]) -> Result<Vec<(&'stati
     let place = format!("Context {}, batch {}, {}; {}", p.context_length, p.batch_size, p.dtype.name(), set.machine()?);
     let studies = Study::all(cases);
     let others = of_grid(cases, SWEEP).into_iter().find(|case| case.params.steps != p.steps);
-    let others = others.map(|case| format!(" (after {}, of {})", case.params.warmup, case.params.steps));
+    let others =
+        others.map(|case| format!(" ({} steps after {} warm-up steps)", case.params.steps, case.params.warmup));
     let forward = format!(
         "Forward pass by number of warm-up steps, mean ± standard deviation of {} steps{}; then the first timed step over the \
          median step, forward to AdamW. {place}.{}",
