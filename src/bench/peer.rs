@@ -243,6 +243,7 @@ pub fn drop_kept() {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::process::TEMPORARY_FOLDER;
 
     /// PyTorch's own cache has a name that other users know, and is not checked for its owner.
     #[test]
@@ -257,16 +258,29 @@ mod tests {
         }
     }
 
+    /// What these lines print, with temporary files in `folder`, or the error that they end with.
+    fn python(lines: &str, folder: &Path) -> String {
+        let suites = crate::root::find().unwrap().join("suites");
+        let mut python = python::command();
+        python.args(["-B", "-c", lines]).env("PYTHONPATH", &suites).env("TMPDIR", folder).env("USER", "u");
+        let output = python.env(TEMPORARY_FOLDER, folder.join("worker")).output().unwrap();
+        [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).concat()
+    }
+
+    #[test]
+    fn compiled_code_of_a_peer_lies_in_the_folder_that_its_worker_removes() {
+        let folder = tempfile::tempdir().unwrap();
+        std::fs::create_dir(folder.path().join("worker")).unwrap();
+        let lines = "import os; from peers.compiled import empty_cache; kept = empty_cache(); \
+                     print(os.environ['TORCHINDUCTOR_CACHE_DIR'])";
+        let said = python(lines, folder.path());
+        assert!(Path::new(said.trim()).starts_with(folder.path().join("worker")), "{said}");
+    }
+
     #[test]
     fn compiled_headers_of_another_user_are_refused() {
-        let (folder, suites) = (tempfile::tempdir().unwrap(), crate::root::find().unwrap().join("suites"));
-        let ask = || {
-            let mut python = python::command();
-            python.args(["-B", "-c", "from peers.compiled import require_own_headers; require_own_headers()"]);
-            let output =
-                python.env("PYTHONPATH", &suites).env("TMPDIR", folder.path()).env("USER", "u").output().unwrap();
-            String::from_utf8_lossy(&output.stderr).into_owned()
-        };
+        let folder = tempfile::tempdir().unwrap();
+        let ask = || python("from peers.compiled import require_own_headers; require_own_headers()", folder.path());
         assert_eq!(ask(), "");
         let kept = folder.path().read_dir().unwrap().next().unwrap().unwrap().path();
         std::fs::rename(&kept, folder.path().join("theirs")).unwrap();

@@ -42,6 +42,9 @@ pub fn run(layout: &Layout, chosen: &Chosen, dry_run: bool) -> Result<Ended> {
         }
     }
     if accepted + refused == 0 {
+        if named.is_empty() && !everything {
+            bail!("nothing to accept: no results of device checks here; run `cs336 grade --device` on a GPU first");
+        }
         bail!("nothing to accept: no records here; run `cs336 measure` first");
     }
     let verb = if dry_run { "would be accepted" } else { "accepted into snapshots/" };

@@ -7,6 +7,7 @@ use std::time::Duration;
 use std::{fs, io};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
+use rustix::process::{Resource, getrlimit};
 
 use super::{Ended, interrupted, watch_for_interrupt};
 use crate::harness::manifest::{LAUNCHER, MANIFEST, Manifest, PROGRAM, is_bundle};
@@ -155,7 +156,12 @@ fn command(command: &mut Command) -> Result<()> {
         _ => anyhow!("failed to run {program}: {error}"),
     })?;
     if !output.status.success() {
-        bail!("{program} failed: {}", String::from_utf8_lossy(&output.stderr).trim());
+        let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
+        let said = if said.is_empty() { format!("it ended with {}", output.status) } else { said };
+        // Some programs say nothing of it.
+        let is_limited = getrlimit(Resource::Fsize).current.is_some();
+        let remedy = if is_limited { "; raise the limit on file sizes (ulimit -f)" } else { "" };
+        bail!("{program} failed: {said}{remedy}");
     }
     Ok(())
 }

@@ -1,5 +1,6 @@
 //! `cs336 doctor`: what this machine has, what it can run, and what is missing.
 
+use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
@@ -8,6 +9,7 @@ use serde::Serialize;
 use super::{Ended, interrupted, watch_for_interrupt};
 use crate::bench::{machine, nvml};
 use crate::cuda;
+use crate::harness::manifest::Manifest;
 use crate::harness::provenance::{available_memory_bytes, machine};
 use crate::harness::python;
 use crate::harness::record::Gpu;
@@ -83,11 +85,24 @@ fn examine() -> Result<Vec<Requirement>> {
             git(),
             "it names the commit in every record; without it records count as dirty and are not accepted",
         ),
-        match Layout::find() {
-            Ok(layout) => finding("tree", true, true, shown_path(&layout.root)),
+        match tree() {
+            Ok(root) => finding("tree", true, true, root),
             Err(error) => finding("tree", false, true, format!("{error:#}")),
         },
     ])
+}
+
+/// The checkout or bundle. Errors: there is none; a bundle whose files are not those that were packed.
+fn tree() -> Result<String> {
+    const SHOWN: usize = 3;
+    let root = Layout::find()?.root;
+    let shown = shown_path(&root);
+    let Some(manifest) = Manifest::read(&root)? else { return Ok(shown) };
+    let modified = manifest.modified(&root, Path::new("/proc/self/exe"))?;
+    let names = modified[..modified.len().min(SHOWN)].join(", ");
+    let more = if modified.len() > SHOWN { ", .." } else { "" };
+    ensure!(modified.is_empty(), "{shown} has other files than the bundle ({names}{more}): unpack the bundle again");
+    Ok(shown)
 }
 
 /// Shows the description of a working part, or why it does not work and what is lost without it.

@@ -85,7 +85,7 @@ pub fn run(arguments: &Arguments) -> Result<Ended> {
         let misplaced = "--check chooses among the checks of a subject: use it with --subject or --subjects";
         return Err(leave_why(anyhow!(misplaced)));
     }
-    let subject = subject.map(|folder| arguments.subject.find(folder, cases)).transpose().map_err(leave_why)?;
+    let subject = subject.map(|folder| subject_of(folder, arguments)).transpose().map_err(leave_why)?;
     if let Some(folder) = cases {
         return super::cases::run(layout, folder, subject.as_ref(), arguments);
     }
@@ -162,6 +162,13 @@ fn of_ours(layout: &Layout, arguments: &Arguments) -> Result<Option<(Vec<Problem
     Ok(Some((grades, cannot_be_built)))
 }
 
+/// The subject in `folder`. A name that is wrong is told before an hour of installing.
+fn subject_of(folder: &Path, arguments: &Arguments) -> Result<Subject> {
+    let problems = super::subject::problems(&arguments.problems)?;
+    super::subject::require_checks(&arguments.checks, &problems)?;
+    arguments.subject.find(folder, arguments.cases.as_deref())
+}
+
 /// The grades of a subject; `None` when interrupted.
 fn of_subject(layout: &Layout, subject: &Subject, arguments: &Arguments) -> Result<Option<Vec<ProblemGrade>>> {
     let problems = super::subject::problems(&arguments.problems)?;
@@ -170,7 +177,6 @@ fn of_subject(layout: &Layout, subject: &Subject, arguments: &Arguments) -> Resu
             print(graded, arguments.printer());
         }
     };
-    super::subject::require_checks(&arguments.checks, &problems)?;
     super::subject::grades(layout, subject, &problems, &arguments.checks, shown)
 }
 

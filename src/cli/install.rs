@@ -26,7 +26,13 @@ const PROJECT: &str = "pyproject.toml";
 /// Errors: no pyproject.toml, or one that is wrong; a command that fails, with its last words, which name the package.
 pub fn install(folder: &Path) -> Result<()> {
     let shown = shown_path(folder);
-    ensure!(folder.join(PROJECT).is_file(), "{shown} has no pyproject.toml, so --install cannot tell what it needs");
+    let project = folder.join(PROJECT);
+    ensure!(project.exists(), "{shown} has no pyproject.toml, so --install cannot tell what it needs");
+    ensure!(
+        project.is_file(),
+        "{} is not a regular file, so --install cannot tell what it needs",
+        shown_path(&project)
+    );
     watch_for_interrupt();
     let made = [".venv", "uv.lock"].map(|name| folder.join(name));
     let made: Vec<PathBuf> = made.into_iter().filter(|path| path.symlink_metadata().is_err()).collect();

@@ -1,11 +1,11 @@
 //! A problem as the harness sees it: a name, checks, a measuring routine and an answer, all as plain data.
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::answer::AnswerFn;
-use super::record::Profile;
+use super::record::{Profile, each_field};
 use super::subject::Subject;
 use crate::json;
 
@@ -151,6 +151,13 @@ fn parse<M: Measure>(params: &Value, profile: Profile) -> Result<Value> {
 }
 
 fn check_row<M: Measure>(params: &Value, row: &Value) -> Result<()> {
+    if let Some(ranks) = params.get("world_size").and_then(Value::as_u64) {
+        each_field(row, &mut |key, value| {
+            let times = value.as_array().filter(|_| key == "by_rank").map_or(ranks, |ranks| ranks.len() as u64);
+            ensure!(times == ranks, "by_rank has {times} entries, of {ranks} ranks");
+            Ok(())
+        })?;
+    }
     let row = json::from_value(row).context("the row does not have the fields of this problem's Row type")?;
     M::validate_row(&M::Params::deserialize(params)?, &row)
 }

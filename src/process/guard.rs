@@ -12,7 +12,10 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result};
-use landlock::{CompatLevel, Compatible as _, Ruleset, RulesetAttr as _, Scope};
+use landlock::{
+    AccessFs, CompatLevel, Compatible as _, Ruleset, RulesetAttr as _, RulesetCreatedAttr as _, Scope,
+    path_beneath_rules,
+};
 use rustix::fs::Timespec;
 use rustix::io::Errno;
 use rustix::process::{
@@ -142,7 +145,9 @@ fn reap(mut body: impl FnMut(Pid, WaitStatus)) -> bool {
 /// Errors: this kernel's Landlock cannot.
 fn keep_signals_inside() -> Result<()> {
     let ruleset = Ruleset::default().set_compatibility(CompatLevel::HardRequirement).scope(Scope::Signal)?;
-    ruleset.create()?.restrict_self()?;
+    // A restriction that does not grant them refuses renames from one folder to another (landlock(7)).
+    let ruleset = ruleset.handle_access(AccessFs::Refer)?.create()?;
+    ruleset.add_rules(path_beneath_rules(["/"], AccessFs::Refer))?.restrict_self()?;
     Ok(())
 }
 

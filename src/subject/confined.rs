@@ -156,6 +156,8 @@ pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Re
         // They lie in HOME, where one process of the subject could leave some that run in another before our code.
         .env("PYTHONNOUSERSITE", "1");
     command.env("HOME", &folders.scratch).env("TMPDIR", &folders.scratch).current_dir(&folders.scratch);
+    // Without it torch.compile tries each kind of vector instructions by compiling a library, which takes half a minute.
+    command.env("TORCHINDUCTOR_VEC_ISA_OK", "1");
     let (multicast, off) = NVLS;
     command.env("GLOO_SOCKET_IFNAME", "lo").env(multicast, std::env::var_os(multicast).unwrap_or(off.into()));
     if !tch::Cuda::is_available() {

@@ -224,6 +224,7 @@ fn a_run_of_an_edited_bundle_names_the_files_and_is_not_accepted() {
     let clean = bundle.measure();
     assert!(!clean.dirty && clean.modified.is_empty() && clean.commit.len() == 40, "{clean:?}");
     printed(&mut bundle.command(&["accept", PROBLEM, "--profile", "cpu"]));
+    printed(&mut bundle.command(&["doctor"]));
     let peer = bundle.path("suites/peers/timing.py");
     fs::write(&peer, fs::read_to_string(&peer).unwrap() + "\n# faster\n").unwrap();
     let edited = bundle.measure();
@@ -233,6 +234,10 @@ fn a_run_of_an_edited_bundle_names_the_files_and_is_not_accepted() {
     let said = output_text(&output);
     assert_eq!(output.status.code(), Some(1), "{said}");
     assert!(said.contains("uncommitted changes (modified: suites/peers/timing.py)"), "{said}");
+    let output = bundle.command(&["doctor"]).output().unwrap();
+    let said = output_text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("other files than the bundle (suites/peers/timing.py): unpack the bundle again"), "{said}");
 }
 
 /// As of a checkout, wherever it runs: here in another tree of this user.

@@ -50,6 +50,18 @@ impl Installed {
 }
 
 #[test]
+fn a_project_that_is_no_file_and_a_check_that_does_not_exist_are_named_before_anything_is_installed() {
+    let installed = Installed::new(PROJECT, None);
+    let folder = installed.folder.to_str().unwrap();
+    let output = installed.grading(["--subject", folder]).args(["--check", "nosuch"]).output().unwrap();
+    assert!(output_text(&output).contains("no check of these problems is called \"nosuch\""), "{output:?}");
+    fs::remove_file(installed.folder.join("pyproject.toml")).unwrap();
+    fs::create_dir(installed.folder.join("pyproject.toml")).unwrap();
+    assert!(installed.said().contains("pyproject.toml is not a regular file"), "{}", installed.said());
+    assert!(!installed.has(".venv"));
+}
+
+#[test]
 fn a_project_without_dependencies_has_its_own_environment_offline_and_what_that_lacks_is_named() {
     let installed = Installed::new(PROJECT, None);
     let said = installed.said();

@@ -54,6 +54,8 @@ const TABLE: &[BadInput] = &[
     bad("measuring what has only checks", &["measure", "communication_accounting"],
         ["communication_accounting measures nothing", "it has only checks", "cs336 grade communication_accounting"]),
     bad("accepting without records", &["accept", PROBLEM], ["nothing to accept", "no records here", "cs336 measure"]),
+    bad("accepting device checks without results", &["accept", "device"],
+        ["nothing to accept", "no results of device checks", "run `cs336 grade --device` on a GPU"]),
     bad("device checks of the cpu", &["accept", "device", "--profile", "cpu"], ["device", "GPUs alone", "leave out"]),
     bad("a seed of no subject", &["grade", "communication_accounting", "--seed", "3"],
         ["--seed is about a subject", "use it with", "--subject"]),

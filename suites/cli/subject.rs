@@ -109,6 +109,24 @@ fn a_kernel_in_triton_earns_its_points_under_the_interpreter() {
     assert_eq!(earned, [0.0, 8.0, 2.0], "{grades}");
 }
 
+/// Triton puts compiled code into its cache by such a rename.
+#[test]
+fn a_subject_moves_what_it_has_made_from_folder_to_folder() {
+    let graded = Graded::new();
+    let folder = graded.add("right", "moves", "", "");
+    let adapters = folder.join("tests/adapters.py");
+    let moves = "import os
+
+os.makedirs('cache/new/folder', exist_ok=True)
+open('cache/new/file', 'w').close()
+os.replace('cache/new/file', 'cache/file')
+os.rename('cache/new/folder', f'cache/{os.getpid()}')
+";
+    fs::write(&adapters, fs::read_to_string(&adapters).unwrap() + moves).unwrap();
+    let grades = graded.grade(&folder, &[FORWARD], &[]);
+    assert_eq!(grades[0]["earned"], grades[0]["points"], "{grades}");
+}
+
 #[test]
 fn a_right_subject_in_plain_pytorch_earns_all_points_of_the_adapters() {
     let graded = Graded::new();

@@ -64,6 +64,31 @@ fn a_record_that_looks_possible_is_not_accepted(#[case] damage: fn(&mut Value), 
     assert!(said.contains(words), "{said}");
 }
 
+/// Changes the memory of the ranks in a record of two: `change` gets what is under ZeRO stage 1.
+fn with_memory(change: fn(&mut Value)) -> Result<(), String> {
+    let entry = REGISTRY.iter().find(|entry| entry.name == "optimizer_state_sharding_accounting").unwrap();
+    let suite = suite::load(&layout().root, entry).unwrap().unwrap();
+    let (_, mut record) = records(entry).into_iter().find(|(profile, _)| *profile == Profile::Gpu).unwrap();
+    cases(&mut record).iter_mut().for_each(|case| change(&mut case["outcome"]["row"]["memory"]["zero1"]));
+    let record = RecordFile::parse(&record.to_string(), "a record").unwrap();
+    acceptable(&layout(), entry, &suite, &record, None).map_err(|error| format!("{error:#}"))
+}
+
+#[test]
+fn a_record_that_lacks_a_rank_or_its_moments_is_not_accepted() {
+    assert_eq!(with_memory(|_| ()), Ok(()));
+    let said = |change: fn(&mut Value)| with_memory(change).unwrap_err();
+    assert!(said(|ranks| *ranks = json!([])).contains("the memory of 0 ranks is there, of 2"));
+    assert!(said(|ranks| drop(ranks.as_array_mut().unwrap().pop())).contains("the memory of 1 ranks is there, of 2"));
+    assert!(said(|ranks| ranks[0]["moments"] = json!([])).contains("its moments are [], and must be "));
+    // As many values as records may count, on more ranks than a sum of them can have.
+    let many = said(|ranks| {
+        ranks[0]["owned_values"] = json!(1u64 << 53);
+        *ranks = vec![ranks[0].clone(); 2049].into();
+    });
+    assert!(many.contains("the memory of 2049 ranks is there, of 2"), "{many}");
+}
+
 const PEBIBYTES: u64 = 1 << 52;
 
 /// Bytes, and counts that the case's parameters fix: those of the fields with one of these endings become `value` in each case.
@@ -86,6 +111,9 @@ const PEBIBYTES: u64 = 1 << 52;
 #[case("optimizer_state_sharding_accounting", &["other"], 1, "and the parts add up to ")]
 #[case("optimizer_state_sharding_accounting", &["peak"], 1, "the peak is 1 bytes, less than ")]
 #[case("optimizer_state_sharding_accounting", &["owned_values"], 1, "the ranks keep state for 2 of ")]
+#[case("optimizer_state_sharding_accounting", &["peak"], PEBIBYTES, "and its machine has ")]
+#[case("memory_profiling", &["at_peak.saved"], PEBIBYTES, "and its machine has ")]
+#[case("memory_profiling", &["timeline.saved.*"], PEBIBYTES, "and its machine has ")]
 #[case("benchmarking_script", &["row.parameters"], 1, "the row is of 1 parameters, ")]
 #[case("benchmarking_mixed_precision", &["row.parameters"], 1, "the row is of 1 parameters, ")]
 #[case("naive_ddp_benchmarking", &["row.gradient_bytes"], 1, "the gradients are 1 bytes, ")]

@@ -29,7 +29,8 @@ def empty_cache() -> contextlib.AbstractContextManager:
     from torch._inductor.utils import fresh_cache
 
     require_own_headers()
-    cache = fresh_cache()
+    # Our side removes what a killed process leaves in this folder.
+    cache = fresh_cache(dir=os.environ.get("CS336_WORKER_FOLDER"))
     cache.__enter__()
     return cache
 

@@ -67,15 +67,17 @@ fn a_list_of_samples_with_another_work_or_unit_is_named() {
 #[test]
 fn a_part_that_was_measured_and_is_not_there_now_is_lost() {
     let samples = json!({"unit": "s", "samples": [1.0]});
-    let old =
-        json!({"forward": samples, "device": samples, "columns": [{"kind": "measured", "row": samples}], "note": 1});
+    let old = json!({"forward": samples, "device": samples, "columns": [{"kind": "measured", "row": samples}], "note": 1, "errors": {"a": 1}, "largest": [1]});
     let lost = |new: Value, all_parts| {
         lost_measurement("", &old, Some(&new), all_parts).map(|(path, is)| format!("{path} {is}"))
     };
     assert_eq!(lost(old.clone(), true), None);
     for (part, changed, expected) in [
         ("device", Value::Null, "device missing"),
-        ("columns", json!([]), "columns.0 missing"),
+        ("columns", json!([]), "columns missing"),
+        ("errors", json!({}), "errors missing"),
+        ("largest", json!([]), "largest missing"),
+        ("largest", json!([2, 3]), ""),
         ("columns", json!([{"kind": "failed", "error": "x"}]), "columns.0 failed"),
         ("note", Value::Null, ""),
     ] {

@@ -25,6 +25,10 @@ pub(super) fn require_counts(value: &Value) -> Result<()> {
     }
 }
 
+/// The names of what holds bytes at one moment, alone or in a list of moments, beside those that end in `_bytes`.
+const IN_MEMORY: &[&str] =
+    &["peak", "in_use", "parameters", "gradients", "optimizer_state", "weight_copies", "saved", "working", "other"];
+
 /// Errors: a number of bytes in `row`, by its name or its unit, that all memory of `machine` cannot hold.
 pub fn check_bytes(row: &Value, machine: &Machine) -> Result<()> {
     let of_gpus = machine.gpus.iter().map(|gpu| gpu.memory_bytes);
@@ -39,13 +43,14 @@ pub fn check_bytes(row: &Value, machine: &Machine) -> Result<()> {
         bytes.copied().try_for_each(|bytes| fits(at, bytes))
     })?;
     each_field(row, &mut |key, value| {
-        let bytes = value.as_f64().filter(|_| key.ends_with("_bytes"));
-        bytes.map_or(Ok(()), |bytes| fits(&one_line(key), bytes))
+        let moments = value.as_array().into_iter().flatten();
+        let held = moments.chain([value]).filter(|_| key.ends_with("_bytes") || IN_MEMORY.contains(&key));
+        held.filter_map(Value::as_f64).try_for_each(|bytes| fits(&one_line(key), bytes))
     })
 }
 
 /// Calls `visit` with the key and the value of every field of an object inside `value`.
-fn each_field(value: &Value, visit: &mut dyn FnMut(&str, &Value) -> Result<()>) -> Result<()> {
+pub fn each_field(value: &Value, visit: &mut dyn FnMut(&str, &Value) -> Result<()>) -> Result<()> {
     match value {
         Value::Array(items) => items.iter().try_for_each(|item| each_field(item, visit)),
         Value::Object(fields) => {

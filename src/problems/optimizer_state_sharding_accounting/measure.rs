@@ -66,7 +66,10 @@ impl Measure for Sharding {
     fn validate_row(params: &Params, row: &Row) -> Result<()> {
         row.steps.validate(params)?;
         let all = params.config().num_parameters();
-        for (scheme, ranks) in &row.memory {
+        for scheme in SCHEMES {
+            let ranks = row.memory.get(scheme).map_or(&[][..], Vec::as_slice);
+            let (found, expected) = (ranks.len(), params.world_size);
+            ensure!(found == expected, "under {scheme} the memory of {found} ranks is there, of {expected}");
             ranks.iter().try_for_each(|rank| rank.validate(all)).with_context(|| format!("under {scheme}"))?;
             let owned: u64 = ranks.iter().map(|rank| rank.owned_values).sum();
             ensure!(owned >= all, "under {scheme}, the ranks keep state for {owned} of {all} parameters");

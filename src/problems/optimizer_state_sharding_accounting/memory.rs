@@ -40,6 +40,10 @@ pub struct RankMemory {
     pub moments: Vec<Moment>,
 }
 
+/// The names of a rank's moments, in order.
+const MOMENTS: [&str; 5] =
+    ["after init", "before the first step", "after the first step", "before a later step", "after a later step"];
+
 /// Bytes of tensors on the rank's device; the parts add up to what is in use.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -58,8 +62,11 @@ pub struct Moment {
 }
 
 impl RankMemory {
-    /// Errors: another number of parameters than `values`, parts that do not add up, or a peak below what is in use.
+    /// Errors: other moments than [`MOMENTS`], another number of parameters than `values`, parts that do not add up, or a peak
+    /// below what is in use.
     pub fn validate(&self, values: u64) -> Result<()> {
+        let names: Vec<&str> = self.moments.iter().map(|moment| moment.name.as_str()).collect();
+        ensure!(names == MOMENTS, "its moments are {names:?}, and must be {MOMENTS:?}");
         for Moment { name, peak, in_use, parameters, gradients, optimizer_state, other } in &self.moments {
             let parts = parameters + gradients + optimizer_state + other;
             ensure!(*in_use == parts, "{name}: {in_use} bytes are in use, and the parts add up to {parts}");
