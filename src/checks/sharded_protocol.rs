@@ -84,40 +84,36 @@ impl Case for ShardedCase {
                 None => 0,
             }
         };
-        Ok(trials
-            .iter()
-            .zip(seen)
-            .map(|(trial, ranks)| report(ranks, |number, _| our_padding(trial, number)))
-            .collect())
+        Ok(trials.iter().zip(seen).map(|(trial, ranks)| report(ranks, |number| our_padding(trial, number))).collect())
     }
 }
 
 /// Stricter than the official test: values were compared after every step, each value must be stepped by one rank only, and
 /// ranks must own about equally many.
 ///
-/// `padding` gives what may be stepped besides, of the case with this number and so many trained values.
-pub fn report(ranks: Vec<Seen>, padding: impl Fn(usize, usize) -> usize) -> Report {
+/// `padding` gives what may be stepped besides, of the case with this number.
+pub fn report(ranks: Vec<Seen>, padding: impl Fn(usize) -> usize) -> Report {
     let mut findings = Vec::new();
     for (number, &(trained, largest)) in ranks[0].trained_numel.iter().enumerate() {
         let owned: Vec<usize> = ranks.iter().map(|seen| seen.stepped_numel[number]).collect();
-        let words = undivided(&owned, (trained, largest), padding(number, trained));
+        let words = undivided(&owned, (trained, largest), padding(number));
         findings.extend(words.map(|words| format!("case {number}: {words}")));
     }
     let owned = Report { findings, ..Report::default() };
     Report::over([owned].into_iter().chain(ranks.into_iter().map(|seen| seen.report)))
 }
 
-/// The values by which a subject on so many ranks may pad shards of `trained` values: to a multiple of 64 each, but never by so
-/// many that two ranks could keep the state of all.
-pub fn subject_padding(ranks: usize, trained: usize) -> usize {
-    (64 * ranks).min(trained / 2)
+/// The values by which a subject on so many ranks may pad its shards: each to a multiple of 64.
+pub fn subject_padding(ranks: usize) -> usize {
+    63 * ranks
 }
 
 /// What is wrong with a number of values for each rank, of so many in total and in the largest parameter: each value must be stepped
 /// by one rank only, and ranks must own about equally many. `padding` more are allowed.
 pub fn undivided(owned: &[usize], (trained, largest): (usize, usize), padding: usize) -> Option<String> {
     let (sum, most) = (owned.iter().sum::<usize>(), owned.iter().max().copied().unwrap_or(0));
-    let is_divided = (trained..=trained + padding).contains(&sum) && most <= trained / owned.len() + largest + padding;
+    let is_divided = (trained..=trained + padding).contains(&sum)
+        && most <= trained / owned.len() + largest + padding.div_ceil(owned.len());
     (!is_divided).then(|| {
         format!(
             "the ranks step {owned:?} of {trained} values, the largest parameter's {largest}: each value's state must be kept by \

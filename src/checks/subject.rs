@@ -124,7 +124,7 @@ pub fn sharded(subject: &Subject, blueprint: &Blueprint) -> Result<Verdict> {
     let case = case.map_err(|error| NotGraded::while_doing("drawing the case of a sharded optimizer", error))?;
     let adapter = Adapter::Sharded(ADAMW);
     let seen: Vec<Seen> = on_ranks(subject, adapter, Work::Sharded(case))?;
-    verdict(sharded_protocol::report(seen, |_, trained| sharded_protocol::subject_padding(WORLD_SIZE, trained)))
+    verdict(sharded_protocol::report(seen, |_| sharded_protocol::subject_padding(WORLD_SIZE)))
 }
 
 /// The golden cases of the subject's adapters that train.

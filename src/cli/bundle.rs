@@ -156,12 +156,14 @@ fn command(command: &mut Command) -> Result<()> {
         _ => anyhow!("failed to run {program}: {error}"),
     })?;
     if !output.status.success() {
-        let said = String::from_utf8_lossy(&output.stderr).trim().to_string();
-        let said = if said.is_empty() { format!("it ended with {}", output.status) } else { said };
-        // Some programs say nothing of it.
+        let said = String::from_utf8_lossy(&output.stderr);
+        // strip says nothing of a file that may not be as large.
         let is_limited = getrlimit(Resource::Fsize).current.is_some();
         let remedy = if is_limited { "; raise the limit on file sizes (ulimit -f)" } else { "" };
-        bail!("{program} failed: {said}{remedy}");
+        match said.trim() {
+            "" => bail!("{program} failed: it ended with {}{remedy}", output.status),
+            said => bail!("{program} failed: {said}"),
+        }
     }
     Ok(())
 }

@@ -236,13 +236,10 @@ fn of_same_code(case: &CaseRecord, accepted: &CaseRecord) -> bool {
 /// The first outcome within a row that is measured in `old` and something else in `new`, and what; with `all_parts` also the
 /// first list of samples that `new` lacks, and the first list or object that is empty there alone.
 fn lost_measurement(path: &str, old: &Value, new: Option<&Value>, all_parts: bool) -> Option<(String, String)> {
+    if all_parts && new.is_some_and(is_empty) && !is_empty(old) {
+        return Some((path.into(), "missing".into()));
+    }
     match (old, new) {
-        (Value::Object(old), Some(Value::Object(new))) if all_parts && new.is_empty() && !old.is_empty() => {
-            Some((path.into(), "missing".into()))
-        }
-        (Value::Array(old), Some(Value::Array(new))) if all_parts && new.is_empty() && !old.is_empty() => {
-            Some((path.into(), "missing".into()))
-        }
         (Value::Object(old), Some(Value::Object(new))) => {
             let [was, is] = [old, new].map(|fields| fields.get("kind").and_then(Value::as_str));
             if let Some(kind) = is.filter(|kind| was == Some("measured") && *kind != "measured") {
@@ -258,6 +255,11 @@ fn lost_measurement(path: &str, old: &Value, new: Option<&Value>, all_parts: boo
         }
         _ => (all_parts && has_samples(old)).then(|| (path.into(), "missing".into())),
     }
+}
+
+/// Of a list or an object.
+fn is_empty(value: &Value) -> bool {
+    value.as_array().is_some_and(Vec::is_empty) || value.as_object().is_some_and(serde_json::Map::is_empty)
 }
 
 fn has_samples(row: &Value) -> bool {

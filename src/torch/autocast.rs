@@ -23,7 +23,7 @@ thread_local! {
 ///
 /// Scopes nest, of one device type or several. The previous setting is restored, also after an error or a panic. The
 /// casts of parameters that libtorch caches are dropped on leaving the outermost scope. Autocast belongs to the calling
-/// thread, and other threads wait for its end to enter theirs; a backward computes in the kinds that its forward chose.
+/// thread, and other threads wait for its end to enter theirs, so `body` must not wait for one that does; a backward computes in the kinds that its forward chose.
 ///
 /// Errors: those of `body`; another `dtype`; [`crate::error::Fault::NotAvailable`] for a GPU that is not there.
 pub fn autocast<T>(device: Device, dtype: Kind, body: impl FnOnce() -> Result<T>) -> Result<T> {

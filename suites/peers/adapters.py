@@ -1,11 +1,14 @@
 """What the official tests do with a subject's adapters, one class a kind: attention, a replica, a sharded optimizer."""
 
+import collections
 import contextlib
 import copy
 import gc
+import numbers
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
+import torch.distributed
 from torch import Tensor, nn
 
 from . import tensors
@@ -113,22 +116,36 @@ def states(besides: torch.optim.Optimizer | None = None) -> Iterator[tuple[Tenso
                 yield parameter, [tensor for tensor in tensors_in(state, type(found).__name__) if tensor.dim() > 0]
 
 
+# What a state may hold beside tensors: it says how the values lie, and has none.
+PLAIN = (numbers.Number, str, type(None), slice, range, torch.dtype, torch.device, torch.distributed.Work)
+MOST_PLAIN = 64
+
+
 def tensors_in(state: object, owner: str) -> Iterator[Tensor]:
-    """The tensors of a state, also in containers. Refuses other objects, in which moments could lie that nothing counts."""
-    waiting, seen = [state], set()
+    """The tensors of a state, also in containers. Refuses other objects, and many numbers, in which moments could lie that nothing
+    counts.
+    """
+    waiting, seen, plain = [state], set(), 0
     while waiting:
         found = waiting.pop()
         if id(found) in seen:
             continue
-        seen.add(id(found))
         if isinstance(found, Tensor):
+            seen.add(id(found))
+            plain += found.dim() == 0
             yield found
         elif isinstance(found, Mapping):
+            seen.add(id(found))
             waiting.extend(found.values())
-        elif isinstance(found, (list, tuple, set)):
+        elif isinstance(found, (list, tuple, set, frozenset, collections.deque)):
+            seen.add(id(found))
             waiting.extend(found)
-        elif not isinstance(found, (int, float, complex, str, type(None))):
+        elif isinstance(found, PLAIN):
+            plain += 1
+        else:
             raise Refused(f"the state of {owner} holds {type(found).__name__}: must be tensors, numbers and containers of them")
+        if plain > MOST_PLAIN:
+            raise Refused(f"the state of {owner} holds more than {MOST_PLAIN} numbers for one parameter: must be tensors")
 
 
 def values_of(moments: list[Tensor]) -> int:
@@ -163,8 +180,10 @@ class Sharded:
             self._step(self.network, self.optimizer, given)
         self._write(outputs)
         # An optimizer may show the state of another one as its own.
-        kept = {id(p): values_of(moments) for p, moments in states(self.whole_optimizer) if moments}
-        return {"stepped_numel": sum(kept.values())}
+        kept: dict[int, dict[int, Tensor]] = {}
+        for parameter, moments in states(self.whole_optimizer):
+            kept.setdefault(id(parameter), {}).update((id(moment), moment) for moment in moments)
+        return {"stepped_numel": sum(values_of(list(moments.values())) for moments in kept.values() if moments)}
 
     @staticmethod
     def _step(network: nn.Module, optimizer: torch.optim.Optimizer, given: dict[str, Tensor]) -> None:

@@ -8,6 +8,7 @@ use safetensors::Dtype;
 use tch::Device;
 
 use super::*;
+use crate::checks::sharded_protocol::{subject_padding, undivided};
 
 mod files;
 mod malformed;
@@ -269,5 +270,17 @@ proptest! {
             bytes = file;
         }
         let _ = run_bytes(&bytes);
+    }
+}
+
+/// Of the toy model's 850 values 500 are of one parameter.
+#[test]
+fn a_subject_may_pad_its_shards_and_no_rank_of_many_keeps_all() {
+    let is_divided = |owned: &[usize]| undivided(owned, (850, 500), subject_padding(owned.len())).is_none();
+    for padded in [&[448, 448][..], &[500, 350], &[512, 384], &[320; 3], &[128; 10], &[64; 16]] {
+        assert!(is_divided(padded), "{padded:?}");
+    }
+    for whole in [&[850, 850][..], &[850, 0, 0], &[850, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[425, 424]] {
+        assert!(!is_divided(whole), "{whole:?}");
     }
 }

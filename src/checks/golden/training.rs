@@ -75,7 +75,7 @@ pub fn compare_adapters(
         let (name, is_sharded) = (adapter.name(), matches!(adapter, Adapter::Sharded(_)));
         let train = |trainee: &Trainee| training.train(&method, &[name], Some(trainee));
         let (folder, stepped) = Trainee::launch(subject, adapter, train)?;
-        let padding = subject_padding(stepped.len(), training.trained_numel.0);
+        let padding = subject_padding(stepped.len());
         if let Some(words) = undivided(&stepped, training.trained_numel, padding).filter(|_| is_sharded) {
             bail!(SubjectFault::new(words));
         }

@@ -139,6 +139,19 @@ fn a_file_that_contradicts_itself_is_refused() {
         let row = json!({"bytes": [0, {"peak": count}]});
         refused_with(&|f| f.cases[0].outcome = Outcome::Measured { row: row.clone() }, "is larger than 2^53");
     }
+    for (field, bytes) in [("held_bytes", json!(1u64 << 50)), ("saved", json!([1, 1u64 << 50]))] {
+        let row = json!({"naive": {"kind": "measured", "row": {field: bytes}}});
+        let words = format!("{field} is 1048576.00 GiB, and its machine has 16.00 GiB of memory");
+        refused_with(&|f| f.cases[0].outcome = Outcome::Measured { row: row.clone() }, &words);
+    }
+}
+
+#[test]
+fn bytes_that_were_asked_for_in_vain_or_predicted_may_be_more_than_a_machine_has() {
+    let refused = json!({"kind": "out_of_memory", "requested_bytes": 1u64 << 50, "message": ""});
+    let row = json!({"naive": refused, "flash": {"predicted_bytes": 1u64 << 50}});
+    let text = file(vec![case(json!({"n": 1}), "r1", Outcome::Measured { row })]).to_json().unwrap();
+    assert!(RecordFile::parse(&text, "x.json").is_ok());
 }
 
 /// A file of the size that is read can hold as many; comparing each two would take minutes.

@@ -1,7 +1,7 @@
 //! What texts, integers and numbers of bytes a record may hold.
 
 use anyhow::{Result, ensure};
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use super::Machine;
 use crate::harness::samples::{Unit, each_samples};
@@ -25,36 +25,43 @@ pub(super) fn require_counts(value: &Value) -> Result<()> {
     }
 }
 
-/// The names of what holds bytes at one moment, alone or in a list of moments, beside those that end in `_bytes`.
+/// The names of what holds bytes at one moment, alone or in a list of moments, beside those that end in `_bytes`. Where they name
+/// something else, it is a small number.
 const IN_MEMORY: &[&str] =
     &["peak", "in_use", "parameters", "gradients", "optimizer_state", "weight_copies", "saved", "working", "other"];
 
-/// Errors: a number of bytes in `row`, by its name or its unit, that all memory of `machine` cannot hold.
+/// Errors: a number of bytes in `row`, by its name or its unit, that all memory of `machine` cannot hold. What was predicted, or
+/// asked for in vain, may be more.
 pub fn check_bytes(row: &Value, machine: &Machine) -> Result<()> {
     let of_gpus = machine.gpus.iter().map(|gpu| gpu.memory_bytes);
     let memory = of_gpus.fold(machine.memory_bytes, u64::saturating_add);
     let fits = |at: &str, bytes: f64| {
-        let (bytes, memory_text) = (bytes as u64, human_bytes(memory));
-        ensure!(bytes <= memory, "{at} is {}, and its machine has {memory_text} of memory", human_bytes(bytes));
+        let (is, has) = (bytes as u64, memory);
+        ensure!(is <= has, "{at} is {}, and its machine has {} of memory", human_bytes(is), human_bytes(has));
         Ok(())
     };
     each_samples(row, &mut |at, samples| {
         let bytes = samples.samples.iter().filter(|_| samples.unit == Unit::Bytes);
         bytes.copied().try_for_each(|bytes| fits(at, bytes))
     })?;
-    each_field(row, &mut |key, value| {
+    each_field(row, &mut |fields, key, value| {
+        let is_held = key != "predicted_bytes" && fields.get("kind").is_none_or(|kind| kind != "out_of_memory");
+        let is_bytes = is_held && (key.ends_with("_bytes") || IN_MEMORY.contains(&key));
         let moments = value.as_array().into_iter().flatten();
-        let held = moments.chain([value]).filter(|_| key.ends_with("_bytes") || IN_MEMORY.contains(&key));
+        let held = moments.chain([value]).filter(|_| is_bytes);
         held.filter_map(Value::as_f64).try_for_each(|bytes| fits(&one_line(key), bytes))
     })
 }
 
-/// Calls `visit` with the key and the value of every field of an object inside `value`.
-pub fn each_field(value: &Value, visit: &mut dyn FnMut(&str, &Value) -> Result<()>) -> Result<()> {
+/// Takes an object, and the key and the value of one of its fields.
+pub type VisitField<'a> = dyn FnMut(&Map<String, Value>, &str, &Value) -> Result<()> + 'a;
+
+/// Calls `visit` with every object inside `value`, and the key and the value of each of its fields.
+pub fn each_field(value: &Value, visit: &mut VisitField) -> Result<()> {
     match value {
         Value::Array(items) => items.iter().try_for_each(|item| each_field(item, visit)),
         Value::Object(fields) => {
-            fields.iter().try_for_each(|(key, value)| visit(key, value).and_then(|()| each_field(value, visit)))
+            fields.iter().try_for_each(|(key, value)| visit(fields, key, value).and_then(|()| each_field(value, visit)))
         }
         Value::Null | Value::Bool(_) | Value::Number(_) | Value::String(_) => Ok(()),
     }

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::measure::{Params, Run, Usage};
@@ -70,11 +70,25 @@ pub struct Timeline {
 }
 
 impl Timeline {
+    fn curves(&self) -> [&Vec<u64>; CLASSES] {
+        let Self { parameters, optimizer_state, gradients, weight_copies, saved, working, other, .. } = self;
+        [parameters, optimizer_state, gradients, weight_copies, saved, working, other]
+    }
+
+    /// Errors: no point, or a component without one for each time.
+    pub fn validate(&self) -> Result<()> {
+        let points = self.time_s.len();
+        let lengths = self.curves().map(Vec::len);
+        ensure!(
+            points > 0 && lengths == [points; CLASSES],
+            "a timeline of {points} times has {lengths:?} numbers of bytes"
+        );
+        Ok(())
+    }
+
     /// The most bytes at one of its points; `None` without a point.
     pub fn highest(&self) -> Option<u64> {
-        let Self { parameters, optimizer_state, gradients, weight_copies, saved, working, other, .. } = self;
-        let curves = [parameters, optimizer_state, gradients, weight_copies, saved, working, other];
-        let at = |point: usize| curves.iter().filter_map(|curve| curve.get(point)).sum();
+        let at = |point: usize| self.curves().iter().filter_map(|curve| curve.get(point)).sum();
         (0..self.time_s.len()).map(at).max()
     }
 }

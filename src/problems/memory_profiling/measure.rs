@@ -140,6 +140,7 @@ impl Run {
             let bytes = group.bytes_each;
             ensure!(bytes <= requested, "an allocation is {bytes} bytes, and the peak {requested}");
         }
+        self.timeline.as_ref().map_or(Ok(()), Timeline::validate)?;
         let highest = self.timeline.as_ref().and_then(Timeline::highest).unwrap_or(parts);
         ensure!(highest <= parts, "the timeline reaches {highest} bytes, and the peak has {parts}");
         Ok(())
@@ -186,6 +187,13 @@ impl Measure for MemoryProfiling {
         ensure!(parameters == expected, "parameters_bytes is {parameters}, and the model's have {expected}");
         let (state, least) = (row.optimizer_state_bytes, memory.optimizer_state());
         ensure!(state >= least, "optimizer_state_bytes is {state}, less than the {least} of two moments");
+        for (name, run) in [("forward", &row.forward), ("training_step", &row.training_step)] {
+            let (is_asked, is_there) = (params.timeline_points > 0, run.timeline.is_some());
+            ensure!(
+                is_asked == is_there,
+                "{name}: whether a timeline is asked for is {is_asked}, and there {is_there}"
+            );
+        }
         row.runs().into_iter().try_for_each(|(name, run)| run.validate(parameters).context(name))
     }
 
