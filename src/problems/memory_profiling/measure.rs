@@ -191,7 +191,7 @@ impl Measure for MemoryProfiling {
             let (is_asked, is_there) = (params.timeline_points > 0, run.timeline.is_some());
             ensure!(
                 is_asked == is_there,
-                "{name}: whether a timeline is asked for is {is_asked}, and there {is_there}"
+                "{name}: the case asks for a timeline: {is_asked}; its row has one: {is_there}"
             );
         }
         row.runs().into_iter().try_for_each(|(name, run)| run.validate(parameters).context(name))
