@@ -236,10 +236,7 @@ fn of_same_code(case: &CaseRecord, accepted: &CaseRecord) -> bool {
 /// The first outcome within a row that is measured in `old` and something else in `new`, and what; with `all_parts` also the
 /// first list of samples that `new` lacks, and the first list or object that is empty there alone.
 fn lost_measurement(path: &str, old: &Value, new: Option<&Value>, all_parts: bool) -> Option<(String, String)> {
-    if all_parts && new.is_some_and(is_empty) && !is_empty(old) {
-        return Some((path.into(), "missing".into()));
-    }
-    match (old, new) {
+    let within = match (old, new) {
         (Value::Object(old), Some(Value::Object(new))) => {
             let [was, is] = [old, new].map(|fields| fields.get("kind").and_then(Value::as_str));
             if let Some(kind) = is.filter(|kind| was == Some("measured") && *kind != "measured") {
@@ -254,7 +251,9 @@ fn lost_measurement(path: &str, old: &Value, new: Option<&Value>, all_parts: boo
             parts.find_map(|(at, old)| lost_measurement(&join(path, &at.to_string()), old, new.get(at), all_parts))
         }
         _ => (all_parts && has_samples(old)).then(|| (path.into(), "missing".into())),
-    }
+    };
+    let is_emptied = all_parts && new.is_some_and(is_empty) && !is_empty(old);
+    within.or_else(|| is_emptied.then(|| (path.into(), "missing".into())))
 }
 
 /// Of a list or an object.

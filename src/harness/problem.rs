@@ -1,11 +1,11 @@
 //! A problem as the harness sees it: a name, checks, a measuring routine and an answer, all as plain data.
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::answer::AnswerFn;
-use super::record::{Profile, each_field};
+use super::record::{Profile, check_ranks};
 use super::subject::Subject;
 use crate::json;
 
@@ -151,14 +151,7 @@ fn parse<M: Measure>(params: &Value, profile: Profile) -> Result<Value> {
 }
 
 fn check_row<M: Measure>(params: &Value, row: &Value) -> Result<()> {
-    if let Some(ranks) = params.get("world_size").and_then(Value::as_u64) {
-        each_field(row, &mut |_, key, value| {
-            if let (Some(times), "by_rank") = (value.as_array(), key) {
-                ensure!(times.len() as u64 == ranks, "by_rank has {} entries, of {ranks} ranks", times.len());
-            }
-            Ok(())
-        })?;
-    }
+    check_ranks(params, row)?;
     let row = json::from_value(row).context("the row does not have the fields of this problem's Row type")?;
     M::validate_row(&M::Params::deserialize(params)?, &row)
 }

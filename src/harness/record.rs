@@ -336,4 +336,4 @@ mod values;
 use values::{require_counts, require_lines};
 
 pub use run::ID_TIME;
-pub use values::{check_bytes, each_field};
+pub use values::{check_bytes, check_ranks};

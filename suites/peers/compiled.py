@@ -3,7 +3,7 @@
 import contextlib
 import os
 import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -24,15 +24,15 @@ def require_own_headers() -> None:
     os.chmod(folder, 0o700)
 
 
-def empty_cache() -> contextlib.AbstractContextManager:
-    """Compiled code goes into a new folder of this user's, and comes from there alone, until the cache is left."""
+@contextlib.contextmanager
+def empty_cache() -> Iterator[None]:
+    """Compiled code goes into a new folder of this user's, and comes from there alone."""
     from torch._inductor.utils import fresh_cache
 
     require_own_headers()
     # Our side removes what a killed process leaves in this folder.
-    cache = fresh_cache(dir=os.environ.get("CS336_WORKER_FOLDER"))
-    cache.__enter__()
-    return cache
+    with fresh_cache(dir=os.environ.get("CS336_WORKER_FOLDER")):
+        yield
 
 
 class Cold:
@@ -55,7 +55,8 @@ class Cold:
         counters.clear()
         self.counters = counters
         self.functions = 0
-        self.cache = empty_cache()
+        self.cache = contextlib.ExitStack()
+        self.cache.enter_context(empty_cache())
 
     def settle(self) -> None:
         """Ends the processes that compiled: what is timed next must not share the machine with them."""
@@ -80,6 +81,6 @@ class Cold:
 
     def close(self) -> dict:
         counts = self.counts()
-        self.cache.__exit__(None, None, None)
+        self.cache.close()
         torch._dynamo.reset()
         return counts

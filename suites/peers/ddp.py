@@ -53,7 +53,8 @@ class Ddp:
         self.batch_shape = (batch_size, config["context_length"])
         self.bucket_cap_mib = bucket_cap_mib
         self.form = form
-        self.compiled = self.cache = None
+        self.compiled = None
+        self.cache = contextlib.ExitStack()
         self.cs336, self.opened = packages.wheel() if wheel else (None, {})
         self.group = Group(device, **group)
         self.make_model = lambda: Loss(Model(**config, attention=attention))
@@ -92,7 +93,7 @@ class Ddp:
         if self.form == "compiled_bfloat16":
             wrapped.register_comm_hook(None, default_hooks.bf16_compress_hook)
         # Kept over the turns, since it compiles for minutes.
-        self.cache = empty_cache()
+        self.cache.enter_context(empty_cache())
         self.compiled = torch.compile(wrapped)
         return self.compiled
 
@@ -177,8 +178,7 @@ class Ddp:
             raise ValueError(f"the replicas of the column {column} differ after a turn")
 
     def close(self) -> dict:
-        if self.cache is not None:
-            self.cache.__exit__(None, None, None)
+        self.cache.close()
         del self.model, self.compiled
         self.group.close()
         return {"counts": None}

@@ -74,7 +74,7 @@ fn a_part_that_was_measured_and_is_not_there_now_is_lost() {
     assert_eq!(lost(old.clone(), true), None);
     for (part, changed, expected) in [
         ("device", Value::Null, "device missing"),
-        ("columns", json!([]), "columns missing"),
+        ("columns", json!([]), "columns.0 missing"),
         ("errors", json!({}), "errors missing"),
         ("largest", json!([]), "largest missing"),
         ("largest", json!([2, 3]), ""),

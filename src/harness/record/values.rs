@@ -1,4 +1,4 @@
-//! What texts, integers and numbers of bytes a record may hold.
+//! What texts, integers, numbers of bytes and times by rank a record may hold.
 
 use anyhow::{Result, ensure};
 use serde_json::{Map, Value};
@@ -53,11 +53,22 @@ pub fn check_bytes(row: &Value, machine: &Machine) -> Result<()> {
     })
 }
 
+/// Errors: times by rank in `row` of other than all ranks of its case.
+pub fn check_ranks(params: &Value, row: &Value) -> Result<()> {
+    let Some(ranks) = params.get("world_size").and_then(Value::as_u64) else { return Ok(()) };
+    each_field(row, &mut |_, key, value| {
+        if let (Some(times), "by_rank") = (value.as_array(), key) {
+            ensure!(times.len() as u64 == ranks, "by_rank has {} entries, of {ranks} ranks", times.len());
+        }
+        Ok(())
+    })
+}
+
 /// Takes an object, and the key and the value of one of its fields.
-pub type VisitField<'a> = dyn FnMut(&Map<String, Value>, &str, &Value) -> Result<()> + 'a;
+type VisitField<'a> = dyn FnMut(&Map<String, Value>, &str, &Value) -> Result<()> + 'a;
 
 /// Calls `visit` with every object inside `value`, and the key and the value of each of its fields.
-pub fn each_field(value: &Value, visit: &mut VisitField) -> Result<()> {
+fn each_field(value: &Value, visit: &mut VisitField) -> Result<()> {
     match value {
         Value::Array(items) => items.iter().try_for_each(|item| each_field(item, visit)),
         Value::Object(fields) => {
