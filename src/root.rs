@@ -91,7 +91,9 @@ pub fn find() -> Result<PathBuf> {
             return Ok(root.to_path_buf());
         }
     }
-    bail!("no suites/ and templates/ here or above: run cs336 inside its checkout, or set CS336_ROOT")
+    bail!(
+        "no suites/ and templates/ here or above: run cs336 inside its checkout, set CS336_ROOT, or unpack its bundle anew"
+    )
 }
 
 /// The tree that `$CS336_ROOT` names, whose code the user trusts.
@@ -131,6 +133,7 @@ fn is_complete(root: &Path) -> bool {
 
 /// Where a bundle has its program.
 const PROGRAMS: &str = "bin";
+
 #[cfg(test)]
 mod tests {
     use std::fs;

@@ -49,7 +49,7 @@ nvidia = os.path.join(os.path.dirname(torch), "nvidia")
 folders = [os.path.join(torch, "lib")] + sorted(glob.glob(nvidia + "/*/lib"))
 print(":".join(folders))
 PY
-) || exit 1
+) && [ -n "$libraries" ] || { echo "cs336: $python names no PyTorch; name a Python that has torch 2.11.0 with PYTHON=..." >&2; exit 1; }
 export LD_LIBRARY_PATH="$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}" CS336_PYTHON="$python"
 exec "$here/bin/cs336" "$@"
 "#;

@@ -219,6 +219,15 @@ fn a_bundle_refuses_an_old_python_before_it_imports_anything() {
 }
 
 #[test]
+fn what_is_no_python_is_named() {
+    let bundle = Bundle::unpack();
+    let output = bundle.command(&["list"]).env("PYTHON", "true").output().unwrap();
+    let said = output_text(&output);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.ends_with("true names no PyTorch; name a Python that has torch 2.11.0 with PYTHON=...\n"), "{said}");
+}
+
+#[test]
 fn a_run_of_an_edited_bundle_names_the_files_and_is_not_accepted() {
     let bundle = Bundle::unpack();
     let clean = bundle.measure();

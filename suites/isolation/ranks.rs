@@ -1,5 +1,6 @@
 //! Fault tests: a rank that fails ends its whole run in time, the error names it, and no process is left.
 
+use std::io::Write as _;
 use std::net::TcpListener;
 use std::os::unix::fs::PermissionsExt as _;
 use std::path::Path;
@@ -82,11 +83,12 @@ pub fn trials() -> Vec<Trial> {
     let fault = |&(fault, expected): &'static (RankFault, &'static [&str])| {
         trial(name(fault), Box::new(move || fault_ends_the_run(fault, expected)))
     };
-    let others: [(&str, Body); 14] = [
+    let others: [(&str, Body); 15] = [
         ("exit_before_the_ranks_meet", exit_before_the_ranks_meet),
         ("wrong_world_size", wrong_world_size),
         ("port_taken", port_taken),
         ("a_missing_rank_is_named", a_missing_rank_is_named),
+        ("what_is_no_store_is_waited_for_in_sentences_of_ours_alone", what_is_no_store),
         ("an_unknown_task_is_named", an_unknown_task_is_named),
         ("doctor_examines_two_ranks", doctor_examines_two_ranks),
         ("doctor_says_what_it_waits_for", doctor_says_what_it_waits_for),
@@ -169,6 +171,27 @@ fn a_missing_rank_is_named() -> Result<()> {
         by_hand(Backend::Gloo, RankFault::None, folder.path(), 0, port, &[("CS336_DEADLINE_S", "2")])?.ended()?;
     ensure!(status.code() == Some(1), "{status}: {message}");
     says(&message, &["rank 1 of 2 has not arrived within 2.0 s (CS336_DEADLINE_S)", &format!("MASTER_PORT={port}")])
+}
+
+/// Something answers at the store's address, and closes each connection.
+fn what_is_no_store() -> Result<()> {
+    let listener = TcpListener::bind(("127.0.0.1", 0))?;
+    let port = listener.local_addr()?.port();
+    std::thread::spawn(move || {
+        for mut connection in listener.incoming().flatten() {
+            // It may be closed already.
+            let _ = connection.write_all(b"HTTP/1.1 400 Bad Request\r\n\r\n");
+        }
+    });
+    let folder = tempfile::tempdir()?;
+    let (status, message) =
+        by_hand(Backend::Gloo, RankFault::None, folder.path(), 1, port, &[("CS336_DEADLINE_S", "4")])?.ended()?;
+    ensure!(status.code() == Some(1), "{status}: {message}");
+    // Its own deadline ends it, or libtorch's, which is as long.
+    says(&message, &["rank 1 of 2", "correct MASTER_ADDR and MASTER_PORT"])?;
+    says(&message, &["store at ", &format!("127.0.0.1:{port}")])?;
+    ensure!(message.lines().all(|line| line.starts_with("cs336: ")), "a line is not ours:\n{message}");
+    Ok(())
 }
 
 fn an_unknown_task_is_named() -> Result<()> {

@@ -122,12 +122,16 @@ std::unique_ptr<KeyStore> KeyStore::under(rust::Str prefix) const {
 }
 
 std::unique_ptr<KeyStore> open_store(rust::Str host, uint16_t port, int32_t listener, int64_t timeout_ms) {
-  // c10d logs a failed attempt with the stack of its exception: 20 lines of addresses after the one that says why.
-  static const bool without_stacks = [] {
+  // c10d logs each attempt that fails, with the stack of its exception; what fails for good we get as an exception, and name.
+  static const bool quiet = [] {
     c10::SetStackTraceFetcher([] { return std::string(); });
+    // Not where TORCH_CPP_LOG_LEVEL asks for more or less.
+    if (FLAGS_caffe2_log_level == c10::GLOG_WARNING) {
+      FLAGS_caffe2_log_level = c10::GLOG_FATAL;
+    }
     return true;
   }();
-  (void)without_stacks;
+  (void)quiet;
   c10d::TCPStoreOptions options;
   options.port = port;
   options.isServer = listener >= 0;
