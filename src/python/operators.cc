@@ -66,8 +66,11 @@ std::tuple<Tensor, Tensor, Tensor> backward(const Tensor &q, const Tensor &k, co
   return {std::move(outputs.at(0)), std::move(outputs.at(1)), std::move(outputs.at(2))};
 }
 
-// `o` and `lse` without values, for tracing: contiguous, as the kernels write them.
-std::tuple<Tensor, Tensor> forward_meta(const Tensor &q, const Tensor &, const Tensor &, bool) {
+// `o` and `lse` without values, for tracing: contiguous, as the kernels write them. One input on meta leads here.
+std::tuple<Tensor, Tensor> forward_meta(const Tensor &q, const Tensor &k, const Tensor &v, bool) {
+  const bool is_traced = q.device() == k.device() && q.device() == v.device();
+  TORCH_CHECK(is_traced, "q is on ", q.device(), ", k on ", k.device(), " and v on ", v.device(),
+              "; attention needs them on one device");
   TORCH_CHECK_VALUE(q.dim() >= 2, "q has shape ", q.sym_sizes(), "; attention needs (..., n_queries, d)");
   const auto sizes = q.sym_sizes();
   const auto wide = q.scalar_type() == at::kDouble ? at::kDouble : at::kFloat;
@@ -115,6 +118,10 @@ struct FlashAttention : torch::autograd::Function<FlashAttention> {
 };
 
 std::tuple<Tensor, Tensor> forward_autograd(const Tensor &q, const Tensor &k, const Tensor &v, bool is_causal) {
+  for (const Tensor &t : {q, k, v}) {
+    TORCH_CHECK_NOT_IMPLEMENTED(!t._fw_grad(/*level=*/0).defined(),
+                                "attention has no forward-mode derivative: differentiate backward");
+  }
   if (!at::GradMode::is_enabled() || !(q.requires_grad() || k.requires_grad() || v.requires_grad())) {
     const at::AutoDispatchBelowADInplaceOrView below_autograd;
     return call_forward(q, k, v, is_causal);

@@ -30,8 +30,10 @@ def flash_attention(q: Tensor, k: Tensor, v: Tensor, is_causal: bool = False) ->
     not differentiable.
 
     Raises:
-        RuntimeError: shapes, dtypes or devices that do not fit each other or the kernels, by name.
-        torch.OutOfMemoryError: no memory for the result.
+        RuntimeError: shapes, dtypes or devices that do not fit each other or the kernels, by name; no memory for the result
+            on a CPU.
+        NotImplementedError: a forward-mode derivative.
+        torch.OutOfMemoryError: no memory for the result on a GPU.
     """
     return torch.ops.cs336.flash_attention(q, k, v, is_causal)[0]
 
@@ -78,12 +80,12 @@ def _why_not(
         return "query, key and value differ in batch, heads or d; our kernels need them equal, or query heads in groups"
     if q.dtype != k.dtype or q.dtype != v.dtype or q.device != k.device or q.device != v.device:
         return "query, key and value differ in dtype or device; our kernels need them equal"
+    if 0 in q.shape or 0 in k.shape:
+        return "a dimension is 0; our kernels need every dimension above 0"
     if scale is not None and not math.isclose(scale, q.shape[-1] ** -0.5, rel_tol=1e-6):
         return "scale is given; our kernels use 1/sqrt(d)"
     if not q.is_cuda:
         return "the inputs are not on a GPU, where alone our kernels run"
-    if 0 in q.shape or 0 in k.shape:
-        return "a dimension is 0; our kernels need every dimension above 0"
     return _unserved(q.dtype, q.device, q.shape[-1]) or None
 
 

@@ -40,6 +40,8 @@ def gradient_of(name: str, parameter: Tensor) -> Tensor:
         raise RuntimeError(
             f"{name} has no gradient: the loss of every rank must use it, or it must be frozen on all of them"
         )
+    if parameter.grad.layout != torch.strided:
+        raise RuntimeError(f"{name} has a gradient of layout {parameter.grad.layout}; only dense ones are averaged")
     return parameter.grad
 
 

@@ -13,16 +13,16 @@ class AdamW(Optimizer):
 
     Args:
         params: parameters or groups. On a GPU contiguous float32, all of a group on one device; on a CPU any
-            floating-point type.
+            real floating-point type.
         lr, betas, eps, weight_decay: as in `torch.optim.AdamW`; a group may have its own.
 
-    State of each parameter of shape S: `exp_avg` S, `exp_avg_sqs` S, and `step` (2,) int64, whose first element counts the
+    State of each parameter of shape S: `exp_avg` S, `exp_avg_sq` S, and `step` (2,) int64, whose first element counts the
     steps on the parameter's own device, so that a captured CUDA graph counts on at each replay. A parameter without a
     gradient is left alone.
 
     Raises:
-        ValueError: an option out of its range.
-        RuntimeError: a parameter that the kernel cannot read, by its number in the group; memory shared by two.
+        ValueError: an option out of its range; a parameter of a type that is not real and floating-point.
+        RuntimeError: a parameter that the kernel cannot read, by its number in the group; on a GPU, memory shared by two.
     """
 
     def __init__(
@@ -45,6 +45,10 @@ class AdamW(Optimizer):
             if not 0.0 <= value < 1.0:
                 raise ValueError(f"{name} is {value}: it must lie in [0, 1)")
         super().add_param_group(param_group)
+        for parameter in self.param_groups[-1]["params"]:
+            if not parameter.is_floating_point():
+                self.param_groups.pop()
+                raise ValueError(f"a parameter is {parameter.dtype}: it must be of a real floating-point type")
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
@@ -79,14 +83,37 @@ class AdamW(Optimizer):
     def _state_of(self, parameter: Tensor) -> dict[str, Tensor]:
         state = self.state[parameter]
         if not state:
-            state["step"] = torch.zeros(2, dtype=torch.int64, device=parameter.device)
-            state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
-            state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+            # What is made in inference mode cannot change outside it.
+            with torch.inference_mode(False):
+                state["step"] = torch.zeros(2, dtype=torch.int64, device=parameter.device)
+                state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
         return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Loads a state of this class or of `torch.optim.AdamW`, whose step counts are single numbers."""
+        """Loads a state of this class or of `torch.optim.AdamW`, whose step counts are single numbers.
+
+        Raises:
+            ValueError: a state of another optimizer, or one made with an option that this class has not.
+        """
+        _require_own(state_dict)
         super().load_state_dict(state_dict)
         for parameter, state in self.state.items():
             count = int(torch.as_tensor(state["step"]).reshape(-1)[0])
             state["step"] = torch.tensor([count, 0], dtype=torch.int64, device=parameter.device)
+
+
+def _require_own(state_dict: dict[str, Any]) -> None:
+    """ValueError: the state would go on by other rules than those that made it."""
+    needed = {"step", "exp_avg", "exp_avg_sq"}
+    groups = state_dict["param_groups"]
+    # Ours names no option of PyTorch's; Adam, of which AdamW is a kind, says which decay it has.
+    is_own = all(
+        "betas" in group and ("maximize" not in group or "amsgrad" in group) and group.get("decoupled_weight_decay", True)
+        for group in groups
+    )
+    if not is_own or not all(needed <= state.keys() for state in state_dict["state"].values()):
+        raise ValueError("the state is that of another optimizer: load one of cs336.AdamW or torch.optim.AdamW")
+    for option in ("amsgrad", "maximize"):
+        if any(group.get(option) for group in groups):
+            raise ValueError(f"the state was made with {option}=True, which cs336.AdamW does not have")

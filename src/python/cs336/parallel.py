@@ -34,11 +34,13 @@ class DistributedDataParallel(nn.Module):
 
     A backward pass ends with averaged gradients. Within `no_sync` it accumulates on each rank and communicates nothing;
     the next pass outside averages the sum. Every trained parameter needs a gradient at the end of a synchronised pass.
+    A pass that raises on all ranks leaves gradients to release; the next one averages again.
     Once nothing refers to the replica, its module's backward passes are those of one rank again.
 
     Raises:
         ValueError: an unknown strategy, or a bucket size that is not above zero.
-        RuntimeError: no process group; models that differ between ranks; a parameter without a gradient, by name.
+        RuntimeError: no process group; models that differ between ranks; a parameter without a gradient, or with a sparse
+            one, by name; a buffer or parameter whose elements share memory, by name.
     """
 
     def __init__(self, module: nn.Module, strategy: str = "overlap_bucketed", bucket_size_mb: float | None = 25) -> None:
@@ -60,7 +62,8 @@ class DistributedDataParallel(nn.Module):
         self._next = 0
         self._works: list[_Averaging] = []
         self._synchronizes = True
-        self._ends_backward = False
+        # Of the backward pass under way. One that raised never came to its end, and nothing else refers to it.
+        self._pass: weakref.ref[_Pass] | None = None
         self._is_finished = True
         # The garbage collector does not see what a hook holds: without the weak reference the model would never be freed.
         replica = weakref.ref(self)
@@ -90,16 +93,17 @@ class DistributedDataParallel(nn.Module):
         """
         if self._is_finished:
             return
-        while self._next < len(self._units):
-            self._launch_next()
-        works, self._works, self._next = self._works, [], 0
-        self._waiting = [len(unit) for unit in self._units]
-        for work in works:
-            work.wait()
+        try:
+            while self._next < len(self._units):
+                self._launch_next()
+        finally:
+            self._wait()
         self._is_finished = True
 
     def _fired(self, index: int, name: str, _parameter: Tensor) -> None:
         self._is_finished = False
+        if self._pass is not None and self._pass() is None:
+            self._wait()
         if index < self._next:
             raise RuntimeError(
                 f"backward has added to the gradient of {name} while it was being averaged: "
@@ -107,20 +111,35 @@ class DistributedDataParallel(nn.Module):
             )
         if not self._synchronizes:
             return
-        if not self._ends_backward:
-            self._ends_backward = True
-            torch.autograd.Variable._execution_engine.queue_callback(self._end_backward)
+        if self._pass is None:
+            self._begin_pass()
         self._waiting[index] -= 1
         while self._overlaps and self._next < len(self._units) and self._waiting[self._next] == 0:
             self._launch_next()
 
-    def _end_backward(self) -> None:
-        self._ends_backward = False
+    def _begin_pass(self) -> None:
+        begun = _Pass()
+        self._pass = weakref.ref(begun)
+        ending = functools.partial(self._end_pass, begun)
+        torch.autograd.Variable._execution_engine.queue_callback(ending)
+
+    def _end_pass(self, _begun: "_Pass") -> None:
         self.finish_gradient_synchronization()
+
+    def _wait(self) -> None:
+        """Waits for what was started; nothing is under way then."""
+        works, self._works, self._next, self._pass = self._works, [], 0, None
+        self._waiting = [len(unit) for unit in self._units]
+        for work in works:
+            work.wait()
 
     def _launch_next(self) -> None:
         self._works.append(self._launch(self._next))
         self._next += 1
+
+
+class _Pass:
+    """A backward pass, which PyTorch's engine holds by the callback at its end."""
 
 
 def _call_fired(replica: weakref.ref, index: int, name: str, parameter: Tensor) -> None:
@@ -199,5 +218,11 @@ def _broadcast(tensors: Sequence[Named]) -> None:
                 f"the model of rank {rank} is not that of rank {dist.get_rank()}: "
                 "names, shapes, dtypes and what is frozen must agree"
             )
-    for _, tensor in tensors:
-        dist.broadcast(tensor.detach(), 0)
+    for name, tensor in tensors:
+        # A backend would write as many values from the tensor's first one on, whatever its strides are.
+        whole = tensor.detach().contiguous()
+        dist.broadcast(whole, 0)
+        try:
+            tensor.copy_(whole)
+        except RuntimeError as why:
+            raise RuntimeError(f"{name} cannot take rank 0's values: {why}") from why

@@ -15,9 +15,11 @@ from torch import Tensor
 
 import cs336
 import test_gpu
+import test_misuse
 import test_official
 import test_ranks
 from cs336 import adapters
+from test_misuse import raised
 
 OPS = torch.ops.cs336
 
@@ -42,15 +44,6 @@ def definition(q: Tensor, k: Tensor, v: Tensor, is_causal: bool) -> tuple[Tensor
 
 def gradients(o: Tensor, d_o: Tensor, leaves: list[Tensor]) -> tuple[Tensor, ...]:
     return torch.autograd.grad(o, leaves, d_o)
-
-
-def raised(error: type[Exception], call: Callable[[], object]) -> str:
-    """The words of the error that `call` must raise."""
-    try:
-        call()
-    except error as expected:
-        return str(expected)
-    raise AssertionError(f"no {error.__name__} was raised")
 
 
 def outputs_and_gradients_are_those_of_the_definition() -> None:
@@ -217,6 +210,7 @@ TESTS = [
     the_readmes_example_runs,
     *test_official.TESTS,
     *test_ranks.TESTS,
+    *test_misuse.TESTS,
     *test_gpu.TESTS,
 ]
 
