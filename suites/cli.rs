@@ -6,6 +6,8 @@ mod bundle;
 mod cases;
 #[path = "cli/damaged_files.rs"]
 mod damaged_files;
+#[path = "cli/edited.rs"]
+mod edited;
 #[path = "cli/export.rs"]
 mod export;
 #[path = "cli/forged_lines.rs"]

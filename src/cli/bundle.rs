@@ -14,7 +14,7 @@ use crate::harness::manifest::{LAUNCHER, MANIFEST, Manifest, PROGRAM, is_bundle}
 use crate::harness::provenance::{Commit, git};
 use crate::harness::store::Layout;
 use crate::printable::{one_line, shown_path};
-use crate::process::{not_started, output_within};
+use crate::process::{not_started, output_within, program};
 use crate::root::{absolute, read};
 use crate::units::{MIB, human_bytes};
 
@@ -25,11 +25,20 @@ const LIMIT_BYTES: f64 = 60.0 * MIB;
 
 const LAUNCHER_TEXT: &str = r#"#!/bin/sh
 # Runs the bundled cs336 against the PyTorch of this machine; PYTHON names another interpreter.
+# Nothing is run or loaded from the working directory, where others may write: of a list of folders those from the root are kept.
+named() {
+    set -f; kept=; IFS=:
+    for folder in $1; do case $folder in /*) kept=$kept${kept:+:}$folder ;; esac; done
+    printf %s "$kept"
+}
+export LD_LIBRARY_PATH="$(named "${LD_LIBRARY_PATH:-}")" PATH="$(named "${PATH:-}:/usr/bin:/bin")"
+export PYTHONSAFEPATH=1 PYTHONPATH="$(named "${PYTHONPATH:-}")"
+case ${PYTHONHOME:-/} in /*) ;; *) unset PYTHONHOME ;; esac
+case ${PYTHONUSERBASE:-/} in /*) ;; *) unset PYTHONUSERBASE ;; esac
+# Nobody looks who owns what lies there.
+unset PYTHONPYCACHEPREFIX
 here=$(dirname "$(readlink -f "$0")")
 python=$(command -v "${PYTHON:-python3}") || { echo "cs336: no ${PYTHON:-python3} on the path; name an interpreter with PYTHON=..." >&2; exit 1; }
-# Nothing is loaded from the working directory, where others may write: of a list of folders those from the root are kept.
-named() { printf %s "$1" | tr : '\n' | grep '^/' | paste -sd : -; }
-export PYTHONSAFEPATH=1 PYTHONPATH="$(named "${PYTHONPATH:-}")" LD_LIBRARY_PATH="$(named "${LD_LIBRARY_PATH:-}")"
 # Only who names this folder as CS336_ROOT runs what other users can write to in it; another tree is not this program's.
 [ "$(readlink -f "${CS336_ROOT:-/}")" = "$here" ] || unset CS336_ROOT
 libraries=$("$python" - <<'PY'
@@ -62,10 +71,10 @@ pub fn run(layout: &Layout) -> Result<Ended> {
     let made = fs::create_dir_all(&dist).and_then(|()| tempfile::Builder::new().prefix(".packing-").tempdir_in(&dist));
     let packing = made.with_context(|| format!("failed to make a folder in {}", shown_path(&dist)))?;
     let folder = packing.path().join("cs336");
-    let program = folder.join(PROGRAM);
+    let packed = folder.join(PROGRAM);
     fs::create_dir_all(folder.join("bin")).with_context(|| format!("failed to make {}", shown_path(&folder)))?;
-    command(Command::new("strip").arg("-o").arg(&program).arg(std::env::current_exe()?))?;
-    remove_paths(&program)?;
+    command(program("strip").arg("-o").arg(&packed).arg(std::env::current_exe()?))?;
+    remove_paths(&packed)?;
     for data in DATA {
         copy_tracked(layout, data, &folder)?;
     }
@@ -82,7 +91,7 @@ pub fn run(layout: &Layout) -> Result<Ended> {
     let archive = packing.path().join("cs336.tar.gz");
     // Where root unpacks it, files would belong to whoever has the builder's number there.
     let owner = ["--owner=0", "--group=0", "--numeric-owner", "--mode=go-w"];
-    command(Command::new("tar").args(owner).arg("-czf").arg(&archive).arg("-C").arg(packing.path()).arg("cs336"))?;
+    command(program("tar").args(owner).arg("-czf").arg(&archive).arg("-C").arg(packing.path()).arg("cs336"))?;
     let bytes = fs::metadata(&archive)?.len();
     ensure!(
         (bytes as f64) < LIMIT_BYTES,

@@ -1,7 +1,6 @@
 //! `cs336 doctor`: what this machine has, what it can run, and what is missing.
 
 use std::path::Path;
-use std::process::Command;
 
 use anyhow::{Context as _, Result, ensure};
 use serde::Serialize;
@@ -15,7 +14,7 @@ use crate::harness::python;
 use crate::harness::record::Gpu;
 use crate::harness::store::Layout;
 use crate::printable::{indented, shown_path};
-use crate::process::output_within;
+use crate::process::{output_within, program};
 use crate::root::installing;
 use crate::units::human_bytes;
 
@@ -132,7 +131,7 @@ fn peers() -> Result<String> {
 }
 
 fn git() -> Result<String> {
-    let version = output_within(Command::new("git").arg("--version"), python::LIMIT, &interrupted);
+    let version = output_within(program("git").arg("--version"), python::LIMIT, &interrupted);
     let version = version.context("git does not run")?;
     ensure!(version.status.success(), "git does not run: it ended with {}", version.status);
     Ok(String::from_utf8_lossy(&version.stdout).trim().to_string())

@@ -11,7 +11,7 @@ use serde::Deserialize;
 use super::{interrupted, watch_for_interrupt};
 use crate::harness::python;
 use crate::printable::{one_line, shown_path};
-use crate::process::{self, Answer, ChildProcess, after};
+use crate::process::{self, Answer, ChildProcess, after, program};
 use crate::root::read_text;
 
 /// PyTorch and what it needs are gigabytes.
@@ -42,14 +42,14 @@ pub fn install(folder: &Path) -> Result<()> {
 
 /// Whether there is a uv that runs: a shim may have the name and nothing behind it.
 fn has_uv() -> bool {
-    let mut uv = Command::new("uv");
+    let mut uv = program("uv");
     uv.arg("--version");
     let started = ChildProcess::start(uv).map(|mut uv| uv.receive(python::LIMIT, &interrupted));
     matches!(started, Ok(Answer::Died(death)) if death.is_success())
 }
 
 fn install_with_uv(folder: &Path) -> Result<()> {
-    let mut uv = Command::new("uv");
+    let mut uv = program("uv");
     // An environment that this program runs in is not the subject's.
     uv.env("UV_PROJECT_ENVIRONMENT", ".venv").env_remove("VIRTUAL_ENV");
     uv.args(["sync", "--inexact", "--no-progress"]);

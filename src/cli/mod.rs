@@ -177,8 +177,10 @@ pub fn main() -> ExitCode {
     handle_signals_that_would_harm();
     deny_others_to_write();
     let arguments = arguments();
-    // Who starts one of these reads the signal that ended it.
-    if !matches!(arguments.verb, Verb::Worker | Verb::Confine { .. } | Verb::Rank(_)) {
+    // Who starts one of these reads the signal that ended it. The first process of a container is ended by none that it does not
+    // handle.
+    let by_its_signal = matches!(arguments.verb, Verb::Worker | Verb::Confine { .. } | Verb::Rank(_));
+    if !by_its_signal || std::process::id() == 1 {
         end_at_an_interrupt();
     }
     // Must precede any other use of libtorch. A machine without a GPU is not an error here.

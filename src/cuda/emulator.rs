@@ -25,7 +25,7 @@ use super::toolchain::Toolchain;
 use super::trusted_folder::TrustedFolder;
 use crate::error::Fault;
 use crate::printable::shown_path;
-use crate::process::output_within;
+use crate::process::{output_within, program};
 use crate::root::COMPILER_PATHS;
 
 /// The largest kernel takes a minute on two cores.
@@ -165,7 +165,7 @@ fn compile(kernels: &Path, mut text: String, work: &Path) -> Result<Vec<u8>> {
 /// its temporary files there, which would stay where it is ended.
 fn compiler(kernels: &Path, work: &Path) -> Result<Command> {
     let toolchain = Toolchain::get()?;
-    let mut command = Command::new(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
+    let mut command = program(std::env::var_os("CXX").unwrap_or_else(|| "c++".into()));
     command.current_dir(work).env("TMPDIR", work);
     for name in COMPILER_PATHS {
         command.env_remove(name);

@@ -1,11 +1,12 @@
 //! Files that a command line names for results: none is a folder, no two are one file, and open descriptors are written to.
 
-use std::fs;
+use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
+use rustix::io::Errno;
 
 use super::store::{PARTIAL, cannot_write};
 use crate::printable::shown_path;
@@ -50,7 +51,7 @@ pub fn require_outside(files: &[(&str, Option<&Path>)], folder: &Path) -> Result
     Ok(())
 }
 
-/// Errors: one of `files` could not be written at the end, since its folder takes no file. Nothing is left there, and no
+/// Errors: one of `files` could not be written at the end, since its folder takes no file or it is locked. Nothing is left there, and no
 /// folder is made. A device and an open file are not tried.
 pub fn require_writable<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result<()> {
     for path in files {
@@ -58,7 +59,12 @@ pub fn require_writable<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result
         if descriptor(path).is_some() || fs::symlink_metadata(&target).is_ok_and(|found| !found.is_file()) {
             continue;
         }
-        try_folder_of(&target).map_err(|error| cannot_write(&shown_path(path), &error))?;
+        let locked = |error: &io::Error| error.raw_os_error() == Some(Errno::PERM.raw_os_error());
+        let tried = match File::options().append(true).open(&target).err().filter(locked) {
+            Some(error) => Err(error),
+            None => try_folder_of(&target),
+        };
+        tried.map_err(|error| cannot_write(&shown_path(path), &error))?;
     }
     Ok(())
 }

@@ -3,7 +3,6 @@
 use std::collections::BTreeSet;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::process::Command;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context as _, Result, ensure};
@@ -12,7 +11,7 @@ use jiff::Timestamp;
 use super::manifest::{Manifest, peers_hash};
 use super::record::{Gpu, ID_TIME, Machine, Run};
 use crate::printable::{one_line, shown_path};
-use crate::process::output_within;
+use crate::process::{output_within, program};
 use crate::root::require_own_repository;
 
 /// Facts about the device and its libraries. The caller fills them in, because the harness names no device library.
@@ -76,9 +75,20 @@ pub fn git(root: &Path, arguments: &[&str], interrupted: &dyn Fn() -> bool) -> R
 pub fn run_git(root: &Path, arguments: &[&str], interrupted: &dyn Fn() -> bool) -> Result<Result<Vec<u8>, String>> {
     /// A repository on a file server takes seconds.
     const LIMIT: Duration = Duration::from_secs(60);
-    let mut command = Command::new("git");
-    // A hook of git has them, of its own repository.
-    for name in ["GIT_DIR", "GIT_COMMON_DIR", "GIT_OBJECT_DIRECTORY", "GIT_WORK_TREE", "GIT_INDEX_FILE"] {
+    let mut command = program("git");
+    // A hook of git has the first of them, of its own repository.
+    const FOREIGN: [&str; 9] = [
+        "GIT_DIR",
+        "GIT_COMMON_DIR",
+        "GIT_OBJECT_DIRECTORY",
+        "GIT_WORK_TREE",
+        "GIT_INDEX_FILE",
+        "GIT_LITERAL_PATHSPECS",
+        "GIT_GLOB_PATHSPECS",
+        "GIT_NOGLOB_PATHSPECS",
+        "GIT_ICASE_PATHSPECS",
+    ];
+    for name in FOREIGN {
         command.env_remove(name);
     }
     // Others can put a repository without a folder of its own into one such as /tmp.

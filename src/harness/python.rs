@@ -11,7 +11,7 @@ use anyhow::{Context as _, Result, bail};
 use super::store::Layout;
 use crate::error::Fault;
 use crate::printable::shown_path;
-use crate::process::{Answer, Cause, ChildProcess, Death};
+use crate::process::{Answer, Cause, ChildProcess, Death, program};
 use crate::root::{COMPILER_PATHS, absolute, installing};
 
 /// The environment variable in which a bundle's launcher passes the interpreter whose PyTorch it uses.
@@ -47,15 +47,16 @@ pub fn path_to_peers(suites: &Path, before: Option<OsString>) -> Result<OsString
 
 /// `interpreter` in an environment that has these variables.
 fn safe(interpreter: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Command {
-    let mut command = Command::new(interpreter);
+    let mut command = program(interpreter);
     // The variable is for what it starts. Before 3.11 Python knows neither, and the option ends it.
     command.arg("-P").env("PYTHONSAFEPATH", "1");
     if let Some(folders) = variable(FOLDERS) {
         command.env(FOLDERS, std::env::join_paths(named(&folders)).unwrap_or_default());
     }
-    // PyTorch runs the compilers there.
-    let homes = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter(|name| absolute(variable(name)).is_none());
-    for name in homes.chain(COMPILER_PATHS) {
+    // PyTorch runs the compilers of CUDA's. Nobody looks who owns compiled modules outside the folders of their sources.
+    let homes = ["CUDA_HOME", "CUDA_PATH", "PYTHONHOME", "PYTHONUSERBASE"].into_iter();
+    let homes = homes.filter(|name| absolute(variable(name)).is_none());
+    for name in homes.chain(COMPILER_PATHS).chain(["PYTHONPYCACHEPREFIX"]) {
         command.env_remove(name);
     }
     command
@@ -182,15 +183,16 @@ mod tests {
     }
 
     #[test]
-    fn python_inherits_no_cuda_home_in_the_working_directory_and_no_path_of_a_compiler() {
-        let homes = [("CUDA_HOME", "cuda"), ("CUDA_PATH", "/opt/cuda")];
+    fn python_inherits_no_home_in_the_working_directory_no_path_of_a_compiler_and_no_folder_of_compiled_modules() {
+        let homes = [("CUDA_HOME", "cuda"), ("CUDA_PATH", "/opt/cuda"), ("PYTHONHOME", "."), ("PYTHONUSERBASE", "/u")];
         let of = |name: &str| homes.iter().find(|(known, _)| *known == name).map(|(_, home)| OsString::from(home));
         let removed: Vec<_> = safe(Path::new("python3"), of)
             .get_envs()
             .filter(|(_, value)| value.is_none())
             .map(|(name, _)| name.to_owned())
             .collect();
-        let expected: std::collections::BTreeSet<_> = COMPILER_PATHS.into_iter().chain(["CUDA_HOME"]).collect();
+        let relative = ["CUDA_HOME", "PYTHONHOME", "PYTHONPYCACHEPREFIX"];
+        let expected: std::collections::BTreeSet<_> = COMPILER_PATHS.into_iter().chain(relative).collect();
         assert_eq!(removed, Vec::from_iter(expected));
     }
 

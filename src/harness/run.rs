@@ -3,14 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, bail, ensure};
 
 use super::case::{CaseEnding, Measurement, MeasurementContext, Runner};
 use super::grade::CheckStatus;
+use super::manifest::peers_hash;
 use super::plan::{Pending, Plan, SUBJECT, code_hashes};
 use super::problem::Problem;
 use super::provenance::{Facts, open_run};
-use super::record::{CaseRecord, Outcome};
+use super::record::{CaseRecord, Outcome, Run};
 use super::schedule::{Clock, PendingTable, tables};
 use super::store::{Layout, write_atomically};
 use super::worker::Worker;
@@ -180,6 +181,7 @@ impl Runner<'_> {
         let Some(MeasurementContext { run, .. }) = &session.context else {
             bail!("a case was measured before its run was opened")
         };
+        require_same_code(self.layout, &session.plan, &session.kernels, run)?;
         let plan = &mut session.plan;
         let names = (plan.measured.kernels_of)(&pending.params);
         let mut of_case = session.kernels.clone();
@@ -207,6 +209,22 @@ impl Runner<'_> {
         session.on_disk = Some(text);
         Ok(())
     }
+}
+
+/// Errors: code that a case may have run is no longer that which the run began with, and which its record names.
+fn require_same_code(layout: &Layout, plan: &Plan, kernels: &BTreeMap<String, String>, run: &Run) -> Result<()> {
+    let now = code_hashes(layout, plan.measured, plan.profile)?;
+    let mut changed: Vec<&str> =
+        kernels.keys().filter(|name| now.get(*name) != kernels.get(*name)).map(String::as_str).collect();
+    if peers_hash(&layout.root)? != run.peers_hash {
+        changed.push("suites/peers");
+    }
+    ensure!(
+        changed.is_empty(),
+        "{} changed during the measurement, so the case is not recorded: run it again with --resume",
+        changed.join(", ")
+    );
+    Ok(())
 }
 
 impl<'a> Session<'a> {

@@ -9,6 +9,7 @@ use anyhow::{Context as _, Result, anyhow, bail, ensure};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
+use tempfile::PersistError;
 
 use super::manifest::restoring;
 use super::named_files::descriptor;
@@ -135,7 +136,8 @@ impl Layout {
         let mut free = names.map(|name| path.with_extension(name)).filter(|to| fs::symlink_metadata(to).is_err());
         let to = free.next().context("there are endlessly many names")?;
         let (from, shown) = (self.display(path), self.display(&to));
-        fs::rename(path, &to).with_context(|| format!("failed to move {from} to {shown}: is the folder writable?"))?;
+        fs::rename(path, &to)
+            .map_err(|error| anyhow!("{from} cannot be moved to {shown}: {error}{}", remedy(&error)))?;
         Ok(format!("moved {from} to {shown}"))
     }
 
@@ -190,7 +192,8 @@ pub(super) const PARTIAL: &str = ".cs336-partial-";
 /// Writes the whole file or nothing: a temporary file in the same folder, synced, then renamed.
 ///
 /// A link is followed, an existing file keeps its permissions, and what is no regular file (a device, a pipe) or is open
-/// (/dev/stdout, /dev/fd/3) is written to and not replaced.
+/// (/dev/stdout, /dev/fd/3) is written to and not replaced. So is a file that cannot be replaced: one that is a mount of its own,
+/// or another user's in a folder such as /tmp.
 pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
     let descriptor = descriptor(path);
     let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
@@ -219,8 +222,17 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
         let permissions = existing.as_ref().map_or(fs::Permissions::from_mode(0o644), fs::Metadata::permissions);
         file.as_file().set_permissions(permissions)?;
         file.as_file().sync_all()?;
-        file.persist(&target).map_err(|e| e.error)?;
-        Ok(())
+        let Err(PersistError { error, .. }) = file.persist(&target) else { return Ok(()) };
+        if ![Errno::BUSY, Errno::PERM].map(|errno| Some(errno.raw_os_error())).contains(&error.raw_os_error()) {
+            return Err(error);
+        }
+        let mut in_place = File::options();
+        in_place
+            .write(true)
+            .truncate(true)
+            .custom_flags(OFlags::NOFOLLOW.bits() as i32)
+            .open(&target)?
+            .write_all(content)
     };
     attempt().map_err(|error| cannot_write(&shown_path(path), &error))
 }
@@ -234,6 +246,10 @@ fn remedy(error: &io::Error) -> &'static str {
     match error.kind() {
         ErrorKind::AlreadyExists | ErrorKind::NotADirectory => "; move the file that has its folder's name",
         ErrorKind::IsADirectory => "; move the folder that has its name",
+        _ if error.raw_os_error() == Some(Errno::PERM.raw_os_error()) => {
+            "; let it be changed (lsattr shows what locks it)"
+        }
+        _ if error.raw_os_error() == Some(Errno::BUSY.raw_os_error()) => "; unmount it: it is a mount of its own",
         ErrorKind::PermissionDenied | ErrorKind::ReadOnlyFilesystem => "; make its folder writable",
         ErrorKind::StorageFull | ErrorKind::QuotaExceeded => "; free space on its disk",
         // A pipe that nobody reads.

@@ -24,7 +24,7 @@ pub use death::{Cause, Death, after, oom_kills};
 pub use lines::Lines;
 pub use parent::{Parent, has_parent};
 pub use proc::{is_alive, processes_with};
-pub use program::output_within;
+pub use program::{output_within, program};
 #[cfg(test)]
 pub use temporary::tests::become_an_owner;
 pub use temporary::{IN_MEMORY, LockedFolder, TEMPORARY_FOLDER, remove, remove_unlocked};

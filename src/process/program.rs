@@ -1,8 +1,10 @@
 //! A program that prints and ends, such as git or a compiler, with bounded waiting.
 
+use std::ffi::{OsStr, OsString};
 use std::fs::File;
 use std::io::{self, ErrorKind, Read as _, Seek as _};
 use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
@@ -11,6 +13,22 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::child::wait_until;
 use crate::printable::shown_path;
+
+/// The program of this name; it and what it starts are looked for in no folder that lies in the working directory, where others
+/// may write.
+pub fn program(name: impl AsRef<OsStr>) -> Command {
+    let mut command = Command::new(name);
+    command.env("PATH", path());
+    command
+}
+
+/// The absolute folders of `PATH`, which may be empty, and the system's own.
+fn path() -> OsString {
+    let named = std::env::var_os("PATH").unwrap_or_default();
+    let named = std::env::split_paths(&named).filter(|folder| folder.is_absolute());
+    // No folder of a split path holds what separates them.
+    std::env::join_paths(named.chain(["/usr/bin", "/bin"].map(PathBuf::from))).unwrap_or_default()
+}
 
 /// As [`Command::output`], with standard input empty: what `command` printed, and how it ended.
 ///

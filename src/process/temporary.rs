@@ -3,18 +3,16 @@
 //! A process that is killed removes nothing. Its parent removes what it had in the parent's folder, and what it had elsewhere
 //! is removed when the next process of the same user makes a folder there.
 
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use std::time::Duration;
 
 use rustix::fs::OFlags;
 use tempfile::Builder;
 
-use super::output_within;
+use super::{output_within, program};
 use crate::printable::shown_path;
 
 /// The variable that names the folder for a child's temporary files ([`super::Parent::connect`]). Its parent removes that folder.
@@ -89,24 +87,16 @@ pub fn remove(folder: &Path) -> bool {
     // Not the standard library, which takes a descriptor and a stack frame for each folder above another one.
     let programs = [("rm", ["-rf"].as_slice()), ("chmod", &["-Rf", "u+rwx"]), ("rm", &["-rf"])];
     let is_gone = || fs::remove_dir(folder).is_ok() || folder.symlink_metadata().is_err();
-    for (program, arguments) in programs {
+    for (name, arguments) in programs {
         if is_gone() {
             return true;
         }
         // What is left tells whether it worked.
-        let mut command = Command::new(program);
-        command.env("PATH", programs_path()).args(arguments).arg("--").arg(folder);
+        let mut command = program(name);
+        command.args(arguments).arg("--").arg(folder);
         let _ = output_within(&mut command, LIMIT, &|| false);
     }
     is_gone()
-}
-
-/// Where these programs are looked for: the folders of the path, which may be empty, and the system's own.
-fn programs_path() -> OsString {
-    let named = std::env::var_os("PATH").unwrap_or_default();
-    let named = std::env::split_paths(&named).filter(|folder| folder.is_absolute());
-    // No folder of a split path holds what separates them.
-    std::env::join_paths(named.chain(["/usr/bin", "/bin"].map(PathBuf::from))).unwrap_or_default()
 }
 
 /// Removes this user's [`LockedFolder`]s in `within` that no process holds. Best effort: another process may do the same.

@@ -219,6 +219,38 @@ fn a_bundle_refuses_an_old_python_before_it_imports_anything() {
 }
 
 #[test]
+fn a_bundle_runs_no_program_and_no_compiled_module_of_the_working_directory() {
+    let bundle = Bundle::unpack();
+    let elsewhere = bundle.folder.path().join("elsewhere");
+    let ran = elsewhere.join("ran");
+    for name in ["dirname", "readlink", "tr", "grep", "git"] {
+        fs::write(elsewhere.join(name), format!("#!/bin/sh\ntouch '{}'\nexit 1\n", ran.display())).unwrap();
+        fs::set_permissions(elsewhere.join(name), fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    fs::write(elsewhere.join("planted.py"), format!("open({:?}, 'w')\n", ran.display().to_string())).unwrap();
+    // Where Python looks for what it has compiled of the first module that the launcher imports.
+    let plant = "import glob, importlib.util, py_compile, sys; sys.pycache_prefix = 'compiled'; \
+                 py_compile.compile('planted.py', importlib.util.cache_from_source(glob.__file__), \
+                 invalidation_mode=py_compile.PycInvalidationMode.UNCHECKED_HASH)";
+    let python = cs336::harness::python::interpreter();
+    printed(Command::new(&python).args(["-c", plant]).current_dir(&elsewhere));
+    let alone = Command::new(&python)
+        .args(["-c", "import glob"])
+        .current_dir(&elsewhere)
+        .env("PYTHONPYCACHEPREFIX", "compiled")
+        .status();
+    assert!(alone.unwrap().success() && fs::remove_file(&ran).is_ok(), "the planted module runs in Python alone");
+    let path = std::env::var("PATH").unwrap();
+    for verb in ["list", "doctor"] {
+        let mut command = bundle.command(&[verb]);
+        let output =
+            command.env("PATH", format!(":{path}")).env("PYTHONPYCACHEPREFIX", "compiled").env("PYTHONHOME", ".");
+        printed(output);
+        assert!(!ran.exists(), "{verb} ran what was planted");
+    }
+}
+
+#[test]
 fn what_is_no_python_is_named() {
     let bundle = Bundle::unpack();
     let output = bundle.command(&["list"]).env("PYTHON", "true").output().unwrap();

@@ -79,6 +79,29 @@ fn a_tree_that_others_can_write_to_is_refused_and_its_python_does_not_run() {
     assert!(!ran.exists(), "planted code ran: {said}");
 }
 
+#[test]
+fn no_program_of_the_working_directory_runs_where_the_path_lists_it() {
+    let (tree, folder) = (Tree::new(), tempfile::tempdir().unwrap());
+    let ran = folder.path().join("ran");
+    for name in ["git", "uv"] {
+        let program = folder.path().join(name);
+        fs::write(&program, format!("#!/bin/sh\ntouch '{}'\nexit 1\n", ran.display())).unwrap();
+        fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    }
+    fs::create_dir(tree.path("subject")).unwrap();
+    // Where there is no uv, a Python that is none makes no environment.
+    fs::write(tree.path("subject/pyproject.toml"), "[project]\nname = \"x\"\nversion = \"0\"\n").unwrap();
+    let subject = tree.path("subject").display().to_string();
+    let path = std::env::var("PATH").unwrap();
+    for path in [format!(":{path}"), format!(".:{path}"), String::new()] {
+        for arguments in [&["doctor"][..], &["grade", "flash_forward", "--install", "--subject", &subject]] {
+            let mut command = tree.command(arguments);
+            let output = command.current_dir(folder.path()).env("PATH", &path).env("PYTHON", "false").output().unwrap();
+            assert!(!ran.exists(), "{arguments:?} with {path:?}: {}", output_text(&output));
+        }
+    }
+}
+
 /// `make wheel` leaves it where it packs.
 #[test]
 fn an_environment_of_the_wheel_that_others_can_write_to_is_refused_and_does_not_run() {

@@ -1,5 +1,6 @@
 //! Ranks on two hosts: they train as on one, and each fault ends in a sentence that names rank and host.
 
+use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
 
@@ -28,6 +29,7 @@ type Body = fn(&Hosts, &Path) -> Result<()>;
 const TESTS: &[(&str, Body)] = &[
     ("a_link_that_goes_down_at_the_rendezvous_ends_both_ranks", a_link_that_goes_down_at_the_rendezvous),
     ("a_rank_that_never_comes_is_awaited_by_name_and_address", a_rank_that_never_comes),
+    ("a_rank_that_is_the_first_process_of_a_container_ends_at_a_signal", |_, folder| first_process(folder)),
     ("selftest_on_two_hosts", |hosts, folder| {
         let results: Vec<Value> = hosts.results(folder, selftest::TASK.name, &Value::Null, &[])?;
         ensure!(results.iter().all(|result| result["backend"] == "gloo"), "{results:?}");
@@ -91,6 +93,29 @@ pub fn trials() -> Vec<Trial> {
         })
     };
     TESTS.iter().map(trial).collect()
+}
+
+/// The kernel lets no signal end the first process of a namespace that does not handle it.
+fn first_process(folder: &Path) -> Result<()> {
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--pid", "--fork", "--mount-proc", PROGRAM, "rank", "--task"]);
+    command.arg(selftest::TASK.name).env_remove(PARENT);
+    command.envs([("RANK", "0"), ("LOCAL_RANK", "0"), ("WORLD_SIZE", "2"), ("CS336_DEADLINE_S", "60")]);
+    let port = TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port();
+    command.envs([("MASTER_ADDR", "127.0.0.1"), ("MASTER_PORT", &port.to_string())]);
+    let rank = Process::start(&mut command, folder.join("output"))?;
+    let outer = rank.child.id();
+    let children = || std::fs::read_to_string(format!("/proc/{outer}/task/{outer}/children")).unwrap_or_default();
+    let handles = || {
+        let status = std::fs::read_to_string(format!("/proc/{}/status", children().trim())).unwrap_or_default();
+        let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:"));
+        caught.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).is_some_and(|mask| mask >> 14 & 1 == 1)
+    };
+    ensure!(wait_until(LIMIT, handles), "it never handled SIGTERM");
+    run(Command::new("kill").args(["-TERM", children().trim()]))?;
+    let (status, message) = rank.ended()?;
+    ensure!(status.code() == Some(130), "{status}: {message}");
+    Ok(())
 }
 
 fn require_no_finding(report: &Report) -> Result<()> {

@@ -1,10 +1,12 @@
 //! Files of the store: written whole or not at all, and hashes of kernels.
 
-use std::os::unix::fs::{FileTypeExt as _, symlink};
+use std::os::unix::fs::{FileTypeExt as _, chown, symlink};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
+use super::super::named_files::require_writable;
 use super::*;
+use crate::process::become_an_owner;
 
 #[test]
 fn sha256_of_abc_is_the_published_one() {
@@ -36,6 +38,28 @@ fn a_write_through_a_link_changes_its_target_and_leaves_the_link() {
         assert_eq!(fs::read(path(target)).unwrap(), b"new");
     }
     assert_eq!(fs::metadata(path("deep/private")).unwrap().permissions().mode() & 0o777, 0o600);
+}
+
+/// Another user's, in a folder such as /tmp.
+#[test]
+fn a_file_that_cannot_be_replaced_is_written_in_place() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("results.xml");
+    fs::write(&file, "an older and longer text").unwrap();
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o666)).unwrap();
+    if [&file, folder.path()].iter().any(|path| chown(path, Some(65_534), None).is_err()) {
+        eprintln!("skipped: only root can give a file to another user");
+        return;
+    }
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+    let write = || {
+        become_an_owner();
+        let tried = require_writable([file.as_path()]);
+        tried.and_then(|()| write_atomically(&file, b"new")).map_err(|error| format!("{error:#}"))
+    };
+    assert_eq!(std::thread::scope(|scope| scope.spawn(write).join().unwrap()), Ok(()));
+    assert_eq!(fs::read(&file).unwrap(), b"new");
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1, "a temporary file is left");
 }
 
 #[test]

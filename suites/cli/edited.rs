@@ -1,0 +1,68 @@
+//! Files that somebody changes while they are measured: a record, the code that a run names, the program.
+
+use super::interruption::{MEASURE, cases, require_intact, set_cases, wait_for_cases, worker_of};
+use super::*;
+
+#[test]
+fn a_record_that_is_changed_while_it_is_measured_is_moved_aside_and_no_case_is_lost() {
+    let tree = Tree::new();
+    set_cases(&tree, 200_000..200_008);
+    let mut command = tree.command(MEASURE);
+    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_cases(&tree, &mut child, 2);
+    let changed = fs::read_to_string(tree.record_path()).unwrap().replace("200000", "200001");
+    // In one step, since measuring may replace the record meanwhile.
+    fs::write(tree.path("changed"), &changed).unwrap();
+    fs::rename(tree.path("changed"), tree.record_path()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    let said = output_text(&output);
+    assert!(output.status.success() && said.contains("the record was changed while it was measured: moved "), "{said}");
+    let aside = tree.record_path().with_extension("json.changed");
+    assert_eq!(fs::read_to_string(aside).unwrap(), changed);
+    assert_eq!(cases(&tree).len(), 8);
+    require_intact(&tree, &[]);
+}
+
+/// The record names the code that its run began with.
+#[test]
+fn no_case_is_recorded_whose_peers_were_edited_during_the_measurement() {
+    let tree = Tree::new();
+    set_cases(&tree, 200_000..200_008);
+    let peer = tree.path("suites/peers/timing.py");
+    fs::create_dir_all(peer.parent().unwrap()).unwrap();
+    fs::write(&peer, "as it was").unwrap();
+    let mut child = tree.command(MEASURE).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_cases(&tree, &mut child, 2);
+    fs::write(&peer, "faster").unwrap();
+    let output = child.wait_with_output().unwrap();
+    let (said, recorded) = (output_text(&output), cases(&tree).len());
+    assert!(!output.status.success() && recorded < 8, "{recorded} cases: {said}");
+    assert!(
+        said.contains("suites/peers changed during the measurement, so the case is not recorded: run it"),
+        "{said}"
+    );
+    assert!(tree.command(MEASURE).arg("--resume").output().unwrap().status.success());
+    assert_eq!(cases(&tree).len(), 8);
+    require_intact(&tree, &[]);
+}
+
+/// As a build does while this program measures.
+#[test]
+fn a_program_that_was_replaced_goes_on_with_workers_of_its_own_version() {
+    let tree = Tree::new();
+    set_cases(&tree, 200_000..200_008);
+    let program = tree.path("program");
+    if fs::hard_link(env!("CARGO_BIN_EXE_cs336"), &program).is_err() {
+        fs::copy(env!("CARGO_BIN_EXE_cs336"), &program).unwrap();
+    }
+    let mut child = Command::new(&program).args(MEASURE).env("CS336_ROOT", tree.folder.path()).spawn().unwrap();
+    wait_for_cases(&tree, &mut child, 2);
+    fs::remove_file(&program).unwrap();
+    let worker = worker_of(&child).expect("a worker");
+    assert!(Command::new("kill").args(["-KILL", &worker.to_string()]).status().unwrap().success());
+    child.wait().unwrap();
+    let recorded = cases(&tree);
+    let failed = recorded.iter().filter(|case| matches!(case.outcome, Outcome::Failed { .. })).count();
+    assert!(recorded.len() == 8 && failed <= 1, "{recorded:?}");
+    require_intact(&tree, &[]);
+}
