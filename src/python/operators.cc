@@ -1,10 +1,12 @@
 // The operators torch.ops.cs336: schemas, autograd, autocast and shapes here, the work in Rust (src/python/mod.rs).
 #include <ATen/Context.h>
+#include <ATen/MemoryOverlap.h>
 #include <ATen/autocast_mode.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/autograd_not_implemented_fallback.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <c10/core/InferenceMode.h>
 #include <torch/library.h>
 
 #include <dlfcn.h>
@@ -150,6 +152,13 @@ void fused_adamw(at::TensorList parameters, at::TensorList gradients, at::Tensor
     TORCH_CHECK_VALUE(list.size() == count, "fused_adamw_ got lists of ", count, " and ", list.size(),
                       " tensors; each parameter needs one of each");
     tensors.insert(tensors.end(), list.begin(), list.end());
+  }
+  for (const auto &list : {parameters, exp_avgs, exp_avg_sqs, steps}) {
+    for (const Tensor &written : list) {
+      TORCH_CHECK(!written.is_inference() || c10::InferenceMode::is_enabled(),
+                  "fused_adamw_ cannot change a tensor outside inference mode that was made within");
+      at::assert_no_internal_overlap(written);
+    }
   }
   const double options[] = {lr, beta1, beta2, eps, weight_decay};
   std::string message;

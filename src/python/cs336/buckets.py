@@ -38,7 +38,8 @@ def gradient_of(name: str, parameter: Tensor) -> Tensor:
     """The gradient that backward left; a rank that left out a collective would pair the others' calls wrongly."""
     if parameter.grad is None:
         raise RuntimeError(
-            f"{name} has no gradient: the loss of every rank must use it, or it must be frozen on all of them"
+            f"{name} has no gradient: the loss of every rank must use it, or it must be frozen on all of them; "
+            "checkpoints need use_reentrant=False"
         )
     if parameter.grad.layout != torch.strided:
         raise RuntimeError(f"{name} has a gradient of layout {parameter.grad.layout}; only dense ones are averaged")

@@ -13,7 +13,7 @@ class AdamW(Optimizer):
 
     Args:
         params: parameters or groups. On a GPU contiguous float32, all of a group on one device; on a CPU any
-            real floating-point type.
+            of float64, float32, bfloat16 and float16.
         lr, betas, eps, weight_decay: as in `torch.optim.AdamW`; a group may have its own.
 
     State of each parameter of shape S: `exp_avg` S, `exp_avg_sq` S, and `step` (2,) int64, whose first element counts the
@@ -21,7 +21,7 @@ class AdamW(Optimizer):
     gradient is left alone.
 
     Raises:
-        ValueError: an option out of its range; a parameter of a type that is not real and floating-point.
+        ValueError: an option out of its range, or one that this class has not; a parameter that is no real number.
         RuntimeError: a parameter that the kernel cannot read, by its number in the group; on a GPU, memory shared by two.
     """
 
@@ -38,6 +38,7 @@ class AdamW(Optimizer):
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Adds parameters, also during training; ValueError: an option of the group out of its range."""
         group = {**self.defaults, **param_group}
+        _require_known(group)
         for name, value in [("lr", group["lr"]), ("eps", group["eps"]), ("weight_decay", group["weight_decay"])]:
             if not 0.0 <= value < float("inf"):
                 raise ValueError(f"{name} is {value}: it must be zero or positive, and finite")
@@ -114,6 +115,15 @@ def _require_own(state_dict: dict[str, Any]) -> None:
     )
     if not is_own or not all(needed <= state.keys() for state in state_dict["state"].values()):
         raise ValueError("the state is that of another optimizer: load one of cs336.AdamW or torch.optim.AdamW")
+    for state in state_dict["state"].values():
+        count = float(torch.as_tensor(state["step"]).reshape(-1)[0])
+        if not (count >= 0.0 and count.is_integer()):
+            raise ValueError(f"the state counts {count} steps: it must be a whole number from 0 on")
+    for group in groups:
+        _require_known(group)
+
+
+def _require_known(group: dict[str, Any]) -> None:
     for option in ("amsgrad", "maximize"):
-        if any(group.get(option) for group in groups):
-            raise ValueError(f"the state was made with {option}=True, which cs336.AdamW does not have")
+        if group.get(option):
+            raise ValueError(f"a group has {option}=True, which cs336.AdamW does not have")

@@ -1,6 +1,7 @@
 """Data parallelism over the caller's default process group. Order and buckets are those of src/parallel."""
 
 import contextlib
+import copy
 import functools
 import hashlib
 import math
@@ -34,7 +35,10 @@ class DistributedDataParallel(nn.Module):
 
     A backward pass ends with averaged gradients. Within `no_sync` it accumulates on each rank and communicates nothing;
     the next pass outside averages the sum. Every trained parameter needs a gradient at the end of a synchronised pass.
-    A pass that raises on all ranks leaves gradients to release; the next one averages again.
+    A pass that raises at the same point on all ranks leaves gradients to set to None, as `zero_grad()` does; the next one
+    averages again.
+    Checkpoints need `use_reentrant=False`: the backward passes of others end before the whole one. One replica of a
+    module is used at a time. Parameters that are replaced or unfrozen later are not averaged.
     Once nothing refers to the replica, its module's backward passes are those of one rank again.
 
     Raises:
@@ -51,6 +55,7 @@ class DistributedDataParallel(nn.Module):
         if not capacity > 0:
             raise ValueError(f"bucket_size_mb is {bucket_size_mb}: it must be above zero, or None for one bucket")
         require_process_group()
+        self._settings = (strategy, bucket_size_mb)
         self.module = module
         parameters = list(module.named_parameters())
         _broadcast([*parameters, *module.named_buffers()])
@@ -77,6 +82,10 @@ class DistributedDataParallel(nn.Module):
             self._is_finished = False
         return self.module(*args, **kwargs)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> "DistributedDataParallel":
+        """A replica of a copy of the module; every rank must make one."""
+        return DistributedDataParallel(copy.deepcopy(self.module, memo), *self._settings)
+
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
         """Backward passes within accumulate gradients on each rank and communicate nothing."""
@@ -96,14 +105,17 @@ class DistributedDataParallel(nn.Module):
         try:
             while self._next < len(self._units):
                 self._launch_next()
-        finally:
-            self._wait()
+        except RuntimeError:
+            self._abandon()
+            raise
+        for work in self._taken():
+            work.wait()
         self._is_finished = True
 
     def _fired(self, index: int, name: str, _parameter: Tensor) -> None:
         self._is_finished = False
         if self._pass is not None and self._pass() is None:
-            self._wait()
+            self._abandon()
         if index < self._next:
             raise RuntimeError(
                 f"backward has added to the gradient of {name} while it was being averaged: "
@@ -126,12 +138,16 @@ class DistributedDataParallel(nn.Module):
     def _end_pass(self, _begun: "_Pass") -> None:
         self.finish_gradient_synchronization()
 
-    def _wait(self) -> None:
-        """Waits for what was started; nothing is under way then."""
+    def _abandon(self) -> None:
+        """Waits for what a pass that raised has started, and leaves its gradients as they are."""
+        for work in self._taken():
+            work.wait_for_sum()
+
+    def _taken(self) -> "list[_Averaging]":
+        """What was started; nothing is under way then."""
         works, self._works, self._next, self._pass = self._works, [], 0, None
         self._waiting = [len(unit) for unit in self._units]
-        for work in works:
-            work.wait()
+        return works
 
     def _launch_next(self) -> None:
         self._works.append(self._launch(self._next))
@@ -149,6 +165,21 @@ def _call_fired(replica: weakref.ref, index: int, name: str, parameter: Tensor) 
         alive._fired(index, name, parameter)
 
 
+class Broadcast:
+    """A tensor that takes its values on one rank, from when this is made until `wait`; both without gradients."""
+
+    def __init__(self, tensor: Tensor, rank: int) -> None:
+        self._tensor = tensor
+        # A backend writes as many values from the first one on, whatever the strides are.
+        self._whole = tensor.detach().contiguous()
+        self._work = dist.broadcast(self._whole, rank, async_op=True)
+
+    def wait(self) -> None:
+        self._work.wait()
+        if not self._tensor.is_contiguous():
+            self._tensor.copy_(self._whole)
+
+
 class _Averaging:
     """A sum of tensors over all ranks that was started, divided where the backend cannot average."""
 
@@ -163,8 +194,11 @@ class _Averaging:
             options.reduceOp = operation
             self._work = dist.group.WORLD.allreduce_coalesced(list(tensors), options)
 
-    def wait(self) -> None:
+    def wait_for_sum(self) -> None:
         self._work.wait()
+
+    def wait(self) -> None:
+        self.wait_for_sum()
         if self._divides:
             torch._foreach_div_(list(self._tensors), dist.get_world_size())
 
@@ -180,7 +214,7 @@ def _plan(
         def launch(index: int) -> _Averaging:
             averaging = _Averaging([gradient_of(*units[index][0])])
             if is_naive:
-                averaging._work.wait()
+                averaging.wait_for_sum()
             return averaging
 
         return units, launch
@@ -202,27 +236,29 @@ def require_process_group() -> None:
         raise RuntimeError("there is no process group: call torch.distributed.init_process_group first")
 
 
-@torch.no_grad()
-def _broadcast(tensors: Sequence[Named]) -> None:
-    """Gives every rank the values of rank 0. RuntimeError: the models differ, before anything else is exchanged."""
-    if not tensors:
-        return
-    text = repr([(name, tuple(t.shape), t.dtype, t.requires_grad) for name, t in tensors])
-    digest = int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "little")
-    mine = torch.tensor([digest], device=tensors[0][1].device)
+def require_equal(what: str, facts: Sequence[tuple], device: torch.device | None) -> None:
+    """RuntimeError: the facts about `what` differ between ranks, before anything else is exchanged."""
+    digest = int.from_bytes(hashlib.sha256(repr(facts).encode()).digest()[:7], "little")
+    mine = torch.tensor([digest], device=device or ("cuda" if dist.get_backend() == "nccl" else "cpu"))
     theirs = [torch.empty_like(mine) for _ in range(dist.get_world_size())]
     dist.all_gather(theirs, mine)
     for rank, other in enumerate(theirs):
         if other.item() != digest:
             raise RuntimeError(
-                f"the model of rank {rank} is not that of rank {dist.get_rank()}: "
-                "names, shapes, dtypes and what is frozen must agree"
+                f"{what} of rank {rank} is not that of rank {dist.get_rank()}: "
+                "names, shapes, strides, dtypes and what is frozen must agree"
             )
+
+
+@torch.no_grad()
+def _broadcast(tensors: Sequence[Named]) -> None:
+    """Gives every rank the values of rank 0. RuntimeError: the models differ."""
+    # Gradients have the strides of their parameters, and a backend adds them in the order in which they lie in memory.
+    strides = [t.stride() if t.requires_grad else None for _, t in tensors]
+    facts = [(name, tuple(t.shape), t.dtype, t.requires_grad) for name, t in tensors]
+    require_equal("the model", list(zip(facts, strides, strict=True)), tensors[0][1].device if tensors else None)
     for name, tensor in tensors:
-        # A backend would write as many values from the tensor's first one on, whatever its strides are.
-        whole = tensor.detach().contiguous()
-        dist.broadcast(whole, 0)
         try:
-            tensor.copy_(whole)
+            Broadcast(tensor, 0).wait()
         except RuntimeError as why:
             raise RuntimeError(f"{name} cannot take rank 0's values: {why}") from why

@@ -8,7 +8,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch.optim import Optimizer
 
-from .parallel import require_process_group
+from .parallel import Broadcast, require_equal, require_process_group
 
 
 class ShardedOptimizer(Optimizer):
@@ -24,7 +24,7 @@ class ShardedOptimizer(Optimizer):
     `param_groups`, such as a scheduler's learning rate, count from the next step on. `state_dict` is of this rank alone.
 
     Raises:
-        RuntimeError: no process group.
+        RuntimeError: no process group; parameters that differ between ranks.
         ValueError: a parameter that is in a group already.
     """
 
@@ -52,6 +52,8 @@ class ShardedOptimizer(Optimizer):
         """Distributes the parameters of one more group, also during training; every rank must add the same."""
         super().add_param_group(param_group)
         group = self.param_groups[-1]
+        facts = [(tuple(t.shape), t.dtype, t.requires_grad) for t in group["params"]]
+        require_equal("the group of parameters", facts, group["params"][0].device if group["params"] else None)
         owners = self._assign(group["params"])
         mine = [parameter for parameter, owner in zip(group["params"], owners, strict=True) if owner == dist.get_rank()]
         self._owners.append(owners)
@@ -90,7 +92,7 @@ class ShardedOptimizer(Optimizer):
             self._local.step(**kwargs)
         # All broadcasts start before the first wait, so that the owners send at the same time.
         works = [
-            dist.broadcast(parameter.detach(), owner, async_op=True)
+            Broadcast(parameter, owner)
             for group, owners in zip(self.param_groups, self._owners, strict=True)
             for parameter, owner in zip(group["params"], owners, strict=True)
             if parameter.requires_grad

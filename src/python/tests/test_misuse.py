@@ -61,6 +61,14 @@ def adamw_refuses_states_that_go_on_by_other_rules() -> None:
         ours = cs336.AdamW([parameter])
         said = raised(ValueError, lambda ours=ours, state=state: ours.load_state_dict(state))
         assert words in said and not ours.state, said
+    said = raised(ValueError, lambda: cs336.AdamW([{"params": [nn.Parameter(torch.ones(3))], "maximize": True}]))
+    assert "maximize=True" in said, said
+    for count in (-5.0, 0.5, torch.inf, torch.nan):
+        parameter, state = _stepped(optim.AdamW)
+        state["state"][0]["step"] = torch.tensor(count)
+        ours = cs336.AdamW([parameter])
+        said = raised(ValueError, lambda ours=ours, state=state: ours.load_state_dict(state))
+        assert f"counts {count} steps" in said and not ours.state, said
     for kind in (optim.AdamW, cs336.AdamW):
         parameter, state = _stepped(kind)
         ours = cs336.AdamW([parameter])
@@ -81,6 +89,12 @@ def adamw_takes_real_numbers_and_steps_in_inference_mode() -> None:
                 parameter.grad = torch.ones(3)
                 optimizer.step()
     assert torch.equal(ours, theirs)
+    with torch.inference_mode():
+        made_within = torch.zeros(3)
+    for moment, words in [(made_within, "outside inference mode"), (torch.zeros(1).expand(3), "single memory location")]:
+        optimizers[0].state[ours]["exp_avg"] = moment
+        said = raised(RuntimeError, optimizers[0].step)
+        assert words in said and "panic" not in said, said
 
 
 class Breaks(torch.autograd.Function):
@@ -149,9 +163,40 @@ def _broadcast_strided(rank: int) -> None:
     cs336.DistributedDataParallel(Holds(every_other[::2]))
     assert torch.equal(every_other[::2], torch.arange(0.0, 64.0, 2.0)), every_other
     assert torch.equal(every_other[1::2], rows[1::2]), every_other
+    wholes = [torch.full((16,), 1.0 + rank) for _ in range(2)]
+    halves = [nn.Parameter(whole[::2]) for whole in wholes]
+    optimizer = cs336.ShardedOptimizer(halves, torch.optim.SGD, lr=1.0)
+    for half in halves:
+        half.data.zero_()
+        half.grad = torch.ones(8)
+    optimizer.step()
+    for whole in wholes:
+        assert torch.equal(whole, torch.tensor([-1.0, 1.0 + rank]).repeat(8)), whole
+    conv = nn.Conv2d(4, 4, 3).to(memory_format=torch.channels_last if rank else torch.contiguous_format)
+    said = raised(RuntimeError, lambda: cs336.DistributedDataParallel(conv))
+    assert "strides" in said, said
     sparse = cs336.DistributedDataParallel(nn.Embedding(10, 4, sparse=True))
     said = raised(RuntimeError, lambda: sparse(torch.tensor([1])).sum().backward())
     assert "weight has a gradient of layout torch.sparse_coo" in said, said
+
+
+def _differ(rank: int) -> None:
+    model = nn.Identity() if rank == 0 else nn.Linear(2, 2)
+    said = raised(RuntimeError, lambda: cs336.DistributedDataParallel(model))
+    assert said.startswith(f"the model of rank {1 - rank} is not that of rank {rank}"), said
+    parameters = [nn.Parameter(torch.zeros(2 + rank))]
+    said = raised(RuntimeError, lambda: cs336.ShardedOptimizer(parameters, torch.optim.SGD, lr=1.0))
+    assert said.startswith(f"the group of parameters of rank {1 - rank} is not that of rank {rank}"), said
+    copied = copy.deepcopy(cs336.DistributedDataParallel(Breakable(), "naive"))
+    copied(torch.full((3, 4), 1.0 + rank), False).sum().backward()
+    weight = copied.module.a.weight.grad
+    both = [torch.empty_like(weight) for _ in range(WORLD_SIZE)]
+    dist.all_gather(both, weight)
+    assert torch.equal(both[0], both[1]), "the copy does not average"
+
+
+def models_that_differ_are_refused_and_a_copy_averages_too() -> None:
+    on_ranks(_differ)
 
 
 def only_memory_of_the_tensor_takes_rank_0s_values() -> None:
@@ -165,4 +210,5 @@ TESTS = [
     adamw_takes_real_numbers_and_steps_in_inference_mode,
     gradients_are_averaged_again_after_a_backward_pass_that_raised,
     only_memory_of_the_tensor_takes_rank_0s_values,
+    models_that_differ_are_refused_and_a_copy_averages_too,
 ]

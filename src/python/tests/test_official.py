@@ -64,7 +64,8 @@ def the_checkouts_tests_fail_with_its_own_adapters() -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"]
     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
     done = subprocess.run(command, cwd=CHECKOUT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 1 and "NotImplementedError" in done.stdout and "5 failed" in done.stdout, done
+    failed = "7 failed" if torch.cuda.is_available() else "5 failed"
+    assert done.returncode == 1 and "NotImplementedError" in done.stdout and failed in done.stdout, done
 
 
 def checkout(folder: str, **files: str) -> Path:
