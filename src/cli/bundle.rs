@@ -33,7 +33,9 @@ named() {
 }
 export LD_LIBRARY_PATH="$(named "${LD_LIBRARY_PATH:-}")" PATH="$(named "${PATH:-}:/usr/bin:/bin")"
 export PYTHONSAFEPATH=1 PYTHONPATH="$(named "${PYTHONPATH:-}")"
-case ${PYTHONHOME:-/} in /*) ;; *) unset PYTHONHOME ;; esac
+case ${HOME:-/} in /*) ;; *) unset HOME ;; esac
+# It may name two.
+[ "$(named "${PYTHONHOME:-}")" = "${PYTHONHOME:-}" ] || unset PYTHONHOME
 case ${PYTHONUSERBASE:-/} in /*) ;; *) unset PYTHONUSERBASE ;; esac
 # Nobody looks who owns what lies there.
 unset PYTHONPYCACHEPREFIX

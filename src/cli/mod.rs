@@ -76,7 +76,7 @@ use interrupt::{EXIT_CODE, end_at_an_interrupt, handle_signals_that_would_harm, 
     about = "Checks, measures and reports Stanford CS336 Assignment 2 (Systems, Spring 2025)"
 )]
 #[command(
-    after_help = "Exit codes: 0 success; 1 a check or a case failed, a record drifted, or an error was printed; 2 invalid command line; 130 interrupted (a rank is ended by its signal).\n\nCS336_DEADLINE_S: the seconds that a rank waits for other ranks at most, 1800 by default."
+    after_help = "Exit codes: 0 success; 1 a check or a case failed, a record drifted, or an error was printed; 2 invalid command line; 130 interrupted (a rank is ended by its signal).\n\nCS336_DEADLINE_S: the seconds that a rank waits for other ranks at most, in a collective for each transfer; 1800 by default."
 )]
 struct Arguments {
     #[command(subcommand)]

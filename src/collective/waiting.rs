@@ -27,6 +27,8 @@ pub struct Waiting {
     started: Instant,
     timeout: Duration,
     interval: Duration,
+    /// Whether the rank waits in a collective, where the timeout is that of each transfer.
+    of_transfers: bool,
 }
 
 impl Waiting {
@@ -37,21 +39,36 @@ impl Waiting {
         say: impl Fn(String) + Send,
         body: impl FnOnce(&Arc<Self>) -> T,
     ) -> T {
+        Self::of(environment, interval, false).run(say, body)
+    }
+
+    fn of(environment: &Environment, interval: Duration, of_transfers: bool) -> Arc<Self> {
         let &Environment { rank, world_size, timeout, .. } = environment;
-        let waiting = Self { rank, world_size, awaited: Mutex::default(), started: Instant::now(), timeout, interval };
-        let waiting = &Arc::new(waiting);
+        let (awaited, started) = (Mutex::default(), Instant::now());
+        Arc::new(Self { rank, world_size, awaited, started, timeout, interval, of_transfers })
+    }
+
+    fn run<T>(self: &Arc<Self>, say: impl Fn(String) + Send, body: impl FnOnce(&Arc<Self>) -> T) -> T {
         let (done, has_ended) = channel::<()>();
         thread::scope(|scope| {
             // Ends when `done` is dropped. Where no thread can be started, the rank waits in silence.
             let _ = thread::Builder::new().spawn_scoped(scope, move || {
-                while has_ended.recv_timeout(interval) == Err(RecvTimeoutError::Timeout) {
-                    let (awaited, left) = (waiting.awaited(), human_seconds(waiting.left().as_secs_f64()));
-                    say(format!("rank {rank} of {world_size} waits for {awaited}; it gives up in {left} ({DEADLINE})"));
+                while has_ended.recv_timeout(self.interval) == Err(RecvTimeoutError::Timeout) {
+                    say(self.sentence());
                 }
             });
             let _done = done;
-            body(waiting)
+            body(self)
         })
+    }
+
+    fn sentence(&self) -> String {
+        let (Self { rank, world_size, .. }, awaited, left) = (self, self.awaited(), self.left());
+        let limit = match self.of_transfers && left.is_zero() {
+            true => format!("{DEADLINE} is the limit of each transfer in it"),
+            false => format!("it gives up in {} ({DEADLINE})", human_seconds(left.as_secs_f64())),
+        };
+        format!("rank {rank} of {world_size} waits for {awaited}; {limit}")
     }
 
     /// Runs `body` on a thread that is abandoned if it is late, as libtorch can wait without a limit. Calls `look` at every
@@ -110,9 +127,9 @@ impl Waiting {
     }
 }
 
-/// Runs `body`, and says every 10 s on standard error that this rank waits for `awaited`.
+/// Runs `body`, a collective, and says every 10 s on standard error that this rank waits for `awaited`.
 pub fn saying<T>(environment: &Environment, awaited: &str, body: impl FnOnce() -> T) -> T {
-    Waiting::during(environment, INTERVAL, say, |waiting| {
+    Waiting::of(environment, INTERVAL, true).run(say, |waiting| {
         waiting.set(awaited.into());
         body()
     })

@@ -60,7 +60,7 @@ pub fn require_writable<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result
             continue;
         }
         let locked = |error: &io::Error| error.raw_os_error() == Some(Errno::PERM.raw_os_error());
-        let tried = match File::options().append(true).open(&target).err().filter(locked) {
+        let tried = match File::options().write(true).open(&target).err().filter(locked) {
             Some(error) => Err(error),
             None => try_folder_of(&target),
         };

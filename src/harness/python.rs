@@ -12,7 +12,7 @@ use super::store::Layout;
 use crate::error::Fault;
 use crate::printable::shown_path;
 use crate::process::{Answer, Cause, ChildProcess, Death, program};
-use crate::root::{COMPILER_PATHS, absolute, installing};
+use crate::root::{COMPILER_PATHS, installing};
 
 /// The environment variable in which a bundle's launcher passes the interpreter whose PyTorch it uses.
 pub const VARIABLE: &str = "CS336_PYTHON";
@@ -55,7 +55,9 @@ fn safe(interpreter: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Comm
     }
     // PyTorch runs the compilers of CUDA's. Nobody looks who owns compiled modules outside the folders of their sources.
     let homes = ["CUDA_HOME", "CUDA_PATH", "PYTHONHOME", "PYTHONUSERBASE"].into_iter();
-    let homes = homes.filter(|name| absolute(variable(name)).is_none());
+    // PYTHONHOME may name two.
+    let is_absolute = |value: OsString| std::env::split_paths(&value).all(|home| home.is_absolute());
+    let homes = homes.filter(|name| !variable(name).is_some_and(is_absolute));
     for name in homes.chain(COMPILER_PATHS).chain(["PYTHONPYCACHEPREFIX"]) {
         command.env_remove(name);
     }
@@ -184,7 +186,8 @@ mod tests {
 
     #[test]
     fn python_inherits_no_home_in_the_working_directory_no_path_of_a_compiler_and_no_folder_of_compiled_modules() {
-        let homes = [("CUDA_HOME", "cuda"), ("CUDA_PATH", "/opt/cuda"), ("PYTHONHOME", "."), ("PYTHONUSERBASE", "/u")];
+        let homes =
+            [("CUDA_HOME", "cuda"), ("CUDA_PATH", "/opt/cuda"), ("PYTHONHOME", "/usr:."), ("PYTHONUSERBASE", "/u")];
         let of = |name: &str| homes.iter().find(|(known, _)| *known == name).map(|(_, home)| OsString::from(home));
         let removed: Vec<_> = safe(Path::new("python3"), of)
             .get_envs()

@@ -6,7 +6,7 @@ use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use rustix::fs::OFlags;
+use rustix::fs::{FallocateFlags, OFlags, fallocate};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 use tempfile::PersistError;
@@ -226,13 +226,13 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
         if ![Errno::BUSY, Errno::PERM].map(|errno| Some(errno.raw_os_error())).contains(&error.raw_os_error()) {
             return Err(error);
         }
-        let mut in_place = File::options();
-        in_place
-            .write(true)
-            .truncate(true)
-            .custom_flags(OFlags::NOFOLLOW.bits() as i32)
-            .open(&target)?
-            .write_all(content)
+        let in_place = File::options().write(true).custom_flags(OFlags::NOFOLLOW.bits() as i32).open(&target);
+        let mut in_place = in_place.map_err(|_| error)?;
+        // Where there is no room, the file keeps what it holds.
+        fallocate(&in_place, FallocateFlags::KEEP_SIZE, 0, content.len().max(1) as u64)?;
+        in_place.write_all(content)?;
+        in_place.set_len(content.len() as u64)?;
+        in_place.sync_all()
     };
     attempt().map_err(|error| cannot_write(&shown_path(path), &error))
 }

@@ -13,12 +13,19 @@ use rustix::process::{Pid, Signal, kill_process_group};
 
 use super::child::wait_until;
 use crate::printable::shown_path;
+use crate::root::absolute;
 
-/// The program of this name; it and what it starts are looked for in no folder that lies in the working directory, where others
-/// may write.
+/// The folders of a user's own settings and modules, of which those of git and Python may name programs to run.
+const HOMES: [&str; 2] = ["HOME", "XDG_CONFIG_HOME"];
+
+/// The program of this name; it, what it starts and their settings are looked for in no folder that lies in the working directory,
+/// where others may write.
 pub fn program(name: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(name);
     command.env("PATH", path());
+    for home in HOMES.into_iter().filter(|home| absolute(std::env::var_os(home)).is_none()) {
+        command.env_remove(home);
+    }
     command
 }
 

@@ -72,10 +72,8 @@ impl TimedSteps {
 
     /// Before a step, untimed: gives the subject the tokens.
     pub fn prepare(&mut self, tokens: &Tensor, targets: &Tensor) -> Result<()> {
-        const DOING: &str = "preparing a timed step";
         let given = [("tokens", tokens), ("targets", targets)];
-        let released = self.process.call("release", json!({}), DOING);
-        let prepared = released.and_then(|_| self.process.give("tokens", json!({}), &given, DOING));
+        let prepared = self.process.give("tokens", json!({}), &given, "preparing a timed step");
         left(&self.fault_file, prepared)
     }
 

@@ -3,7 +3,8 @@
 //! Of the subject's process nothing is trusted but that our Python files run in it as they are: no clock of it, no statement
 //! that a call has ended well. A call lasts from our message to its reply, which our Python sends once it has copied the
 //! results and all streams are idle. Which calls are checked is drawn after they have ended, from no seed that it could know.
-//! Between the arrival of an input and the call that it is for, our Python calls nothing of the subject's.
+//! Between the arrival of an input and the call that it is for, our Python calls nothing of the subject's; what a subject has
+//! Python or PyTorch call by itself (an audit hook, a mode for functions) runs there too, and is left to a reader's eye.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeMap;

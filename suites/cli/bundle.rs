@@ -243,8 +243,11 @@ fn a_bundle_runs_no_program_and_no_compiled_module_of_the_working_directory() {
     let path = std::env::var("PATH").unwrap();
     for verb in ["list", "doctor"] {
         let mut command = bundle.command(&[verb]);
-        let output =
-            command.env("PATH", format!(":{path}")).env("PYTHONPYCACHEPREFIX", "compiled").env("PYTHONHOME", ".");
+        let output = command
+            .env("PATH", format!(":{path}"))
+            .env("PYTHONPYCACHEPREFIX", "compiled")
+            .env("PYTHONHOME", ".")
+            .env("HOME", ".");
         printed(output);
         assert!(!ran.exists(), "{verb} ran what was planted");
     }

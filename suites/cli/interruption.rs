@@ -186,6 +186,32 @@ fn a_full_disk_loses_no_recorded_case_and_the_tally_counts_the_recorded_ones() {
     require_intact(&tree, &recorded);
 }
 
+#[test]
+fn a_full_disk_under_a_record_that_is_a_mount_of_its_own_loses_no_recorded_case() {
+    let tree = Tree::new();
+    set_cases(&tree, 1..4);
+    assert!(tree.command(MEASURE).output().unwrap().status.success());
+    let before = cases(&tree);
+    set_cases(&tree, 1..40);
+    let (disk, after) = (tree.path("disk"), tree.path("after"));
+    fs::create_dir(&disk).unwrap();
+    let paths = [disk.as_path(), &tree.record_path(), &after].map(|path| path.display().to_string());
+    let line = "mount -t tmpfs -o size=16k none \"$1\" && cp \"$2\" \"$1/r\" && { cat /dev/zero > \"$1/fill\"; mount --bind \"$1/r\" \
+                \"$2\"; } || exit 77; \"$0\" measure \"$4\" --profile cpu --resume; cat \"$2\" > \"$3\"";
+    let mut command = Command::new("unshare");
+    command.args(["--user", "--map-root-user", "--mount", "sh", "-c", line, env!("CARGO_BIN_EXE_cs336")]);
+    let output = command.args(&paths).arg(PROBLEM).env("CS336_ROOT", tree.folder.path()).output().unwrap();
+    let said = output_text(&output);
+    if output.status.code() == Some(77) || !after.exists() {
+        eprintln!("skipped: no mounts here: {said}");
+        return;
+    }
+    assert!(said.contains("No space left on device"), "{said}");
+    // Those that fit into its last page are recorded too.
+    let left = RecordFile::parse(&fs::read_to_string(after).unwrap(), "the record").unwrap().cases;
+    assert!(left.len() < 39 && left.starts_with(&before), "{} cases of {}: {said}", left.len(), before.len());
+}
+
 /// Runs a command that cannot write to the folder of the local records.
 fn in_read_only_folder(tree: &Tree, arguments: &[&str]) -> Output {
     let folder = tree.record_path().parent().unwrap().to_path_buf();

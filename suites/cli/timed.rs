@@ -160,6 +160,17 @@ fn a_module_that_trains_wrong_has_no_time_and_the_other_columns_have_theirs(#[ca
 }
 
 #[test]
+fn what_a_step_leaves_to_the_release_of_its_gradients_is_timed() {
+    let graded = Graded::with_small_grids("16");
+    let folder = graded.add("cheats", "mallory", "trick.txt", "works_between_steps");
+    let said = graded.said(&["measure", INDIVIDUAL], &folder);
+    let row = graded.rows("mallory", INDIVIDUAL).remove(0);
+    let samples = row["theirs"]["row"]["step"]["last_rank"]["samples"].as_array();
+    let samples = samples.unwrap_or_else(|| panic!("{row}\n{said}"));
+    assert!(!samples.is_empty() && samples.iter().all(|seconds| seconds.as_f64().unwrap() >= 0.05), "{samples:?}");
+}
+
+#[test]
 fn a_problem_without_an_adapter_is_not_measured_and_the_message_names_those_with_one() {
     let graded = Graded::with_small_grids("16");
     let folder = graded.add("right", "right", "", "");

@@ -140,9 +140,6 @@ class Subject:
         self.tested = TimedSteps(self.adapter(adapter), [self.adapter(name) for name in hooks], calling, self.group)
         return self.tested.begin(**settings)
 
-    def release(self) -> dict:
-        return self.tested.release()
-
     def tokens(self, **settings) -> dict:
         return self.tested.prepare(**settings)
 
@@ -245,7 +242,7 @@ def main(folder: str) -> None:
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     subject = Subject(Path(folder))
     graded = ["load", "join", "forward", "backward", "replicate", "shard", "step"]
-    timed = ["choose", "prepare", "gradient", "begin", "release", "tokens", "run", "give", "nothing"]
+    timed = ["choose", "prepare", "gradient", "begin", "tokens", "run", "give", "nothing"]
     channel.serve({name: getattr(subject, name) for name in graded + timed}, protocol.hello(device))
 
 

@@ -111,12 +111,6 @@ class TimedSteps:
         tensors.synchronize()
         return {}
 
-    def release(self) -> dict:
-        """Releases the gradients of the last step."""
-        with self.calling():
-            self.optimizer.zero_grad()
-        return {}
-
     def prepare(self, inputs: str) -> dict:
         """Reads the tokens of the next step."""
         given = copies(inputs)
@@ -125,7 +119,9 @@ class TimedSteps:
         return {}
 
     def run(self, names: list[str]) -> dict:
-        """The step that is timed, with a copy of some values of these parameters at its end."""
+        """The step that is timed, from the release of the last one's gradients to a copy of some values of these parameters."""
+        with self.calling():
+            self.optimizer.zero_grad()
         for hook in self.at_start:
             hook(self.wrapped, self.optimizer)
         with self.calling():
