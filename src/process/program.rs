@@ -23,7 +23,8 @@ const HOMES: [&str; 2] = ["HOME", "XDG_CONFIG_HOME"];
 pub fn program(name: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(name);
     command.env("PATH", path());
-    for home in HOMES.into_iter().filter(|home| absolute(std::env::var_os(home)).is_none()) {
+    let is_relative = |home: &&str| std::env::var_os(home).is_some_and(|home| absolute(Some(home)).is_none());
+    for home in HOMES.into_iter().filter(is_relative) {
         command.env_remove(home);
     }
     command
