@@ -34,10 +34,10 @@ named() {
 export LD_LIBRARY_PATH="$(named "${LD_LIBRARY_PATH:-}")" PATH="$(named "${PATH:-}:/usr/bin:/bin")"
 export PYTHONSAFEPATH=1 PYTHONPATH="$(named "${PYTHONPATH:-}")"
 case ${HOME:-/} in /*) ;; *) unset HOME ;; esac
-# It may name two.
+# PYTHONHOME may name two folders.
 [ "$(named "${PYTHONHOME:-}")" = "${PYTHONHOME:-}" ] || unset PYTHONHOME
 case ${PYTHONUSERBASE:-/} in /*) ;; *) unset PYTHONUSERBASE ;; esac
-# Nobody looks who owns what lies there.
+# Python does not check who owns the compiled modules there.
 unset PYTHONPYCACHEPREFIX
 here=$(dirname "$(readlink -f "$0")")
 python=$(command -v "${PYTHON:-python3}") || { echo "cs336: no ${PYTHON:-python3} on the path; name an interpreter with PYTHON=..." >&2; exit 1; }

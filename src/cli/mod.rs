@@ -177,8 +177,7 @@ pub fn main() -> ExitCode {
     handle_signals_that_would_harm();
     deny_others_to_write();
     let arguments = arguments();
-    // Who starts one of these reads the signal that ended it. The first process of a container is ended by none that it does not
-    // handle.
+    // Who starts one of these reads the signal that ended it. The first process of a container must handle a signal to end by it.
     let by_its_signal = matches!(arguments.verb, Verb::Worker | Verb::Confine { .. } | Verb::Rank(_));
     if !by_its_signal || std::process::id() == 1 {
         end_at_an_interrupt();

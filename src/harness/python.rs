@@ -53,9 +53,9 @@ fn safe(interpreter: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Comm
     if let Some(folders) = variable(FOLDERS) {
         command.env(FOLDERS, std::env::join_paths(named(&folders)).unwrap_or_default());
     }
-    // PyTorch runs the compilers of CUDA's. Nobody looks who owns compiled modules outside the folders of their sources.
+    // PyTorch runs CUDA's compilers. Python does not check who owns the compiled modules of PYTHONPYCACHEPREFIX.
     let homes = ["CUDA_HOME", "CUDA_PATH", "PYTHONHOME", "PYTHONUSERBASE"].into_iter();
-    // PYTHONHOME may name two.
+    // PYTHONHOME may name two folders.
     let is_absolute = |value: OsString| std::env::split_paths(&value).all(|home| home.is_absolute());
     let homes = homes.filter(|name| !variable(name).is_some_and(is_absolute));
     for name in homes.chain(COMPILER_PATHS).chain(["PYTHONPYCACHEPREFIX"]) {

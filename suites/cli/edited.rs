@@ -3,13 +3,18 @@
 use super::interruption::{MEASURE, cases, require_intact, set_cases, wait_for_cases, worker_of};
 use super::*;
 
+/// A measurement of eight slow cases, of which two are recorded.
+fn measuring(tree: &Tree) -> Child {
+    set_cases(tree, 200_000..200_008);
+    let mut child = tree.command(MEASURE).stderr(Stdio::piped()).spawn().unwrap();
+    wait_for_cases(tree, &mut child, 2);
+    child
+}
+
 #[test]
 fn a_record_that_is_changed_while_it_is_measured_is_moved_aside_and_no_case_is_lost() {
     let tree = Tree::new();
-    set_cases(&tree, 200_000..200_008);
-    let mut command = tree.command(MEASURE);
-    let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
-    wait_for_cases(&tree, &mut child, 2);
+    let child = measuring(&tree);
     let changed = fs::read_to_string(tree.record_path()).unwrap().replace("200000", "200001");
     // In one step, since measuring may replace the record meanwhile.
     fs::write(tree.path("changed"), &changed).unwrap();
@@ -27,12 +32,10 @@ fn a_record_that_is_changed_while_it_is_measured_is_moved_aside_and_no_case_is_l
 #[test]
 fn no_case_is_recorded_whose_peers_were_edited_during_the_measurement() {
     let tree = Tree::new();
-    set_cases(&tree, 200_000..200_008);
     let peer = tree.path("suites/peers/timing.py");
     fs::create_dir_all(peer.parent().unwrap()).unwrap();
     fs::write(&peer, "as it was").unwrap();
-    let mut child = tree.command(MEASURE).stderr(Stdio::piped()).spawn().unwrap();
-    wait_for_cases(&tree, &mut child, 2);
+    let child = measuring(&tree);
     fs::write(&peer, "faster").unwrap();
     let output = child.wait_with_output().unwrap();
     let (said, recorded) = (output_text(&output), cases(&tree).len());

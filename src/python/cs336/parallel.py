@@ -170,7 +170,7 @@ class Broadcast:
 
     def __init__(self, tensor: Tensor, rank: int) -> None:
         self._tensor = tensor
-        # A backend writes as many values from the first one on, whatever the strides are.
+        # A backend reads and writes contiguous memory: it ignores strides.
         self._whole = tensor.detach().contiguous()
         self._work = dist.broadcast(self._whole, rank, async_op=True)
 
