@@ -110,7 +110,7 @@ pub struct TorchPeer {
 }
 
 impl TorchPeer {
-    /// Starts `python -m peers <device>` from the checkout or bundle that this program runs in.
+    /// Starts the peers' Python from the checkout or bundle that this program runs in.
     ///
     /// Errors: [`crate::error::Fault::NotAvailable`] without a Python that has PyTorch.
     pub fn start(device: Device) -> Result<Self> {
@@ -126,8 +126,8 @@ impl TorchPeer {
         };
         let suites = Layout::find()?.root.join("suites");
         let mut command = python::command();
-        // -B: write no .pyc files into the measured tree.
-        command.args(["-B", "-m", "peers", &name]).env(python::FOLDERS, python::path_to_peers(&suites, site)?);
+        command.args(python::of_peers(&suites, "peers")).arg(&name);
+        command.env(python::FOLDERS, python::absolute(&site.unwrap_or_default()));
         let peer = Peer::start(command, PROTOCOL, STARTING).context("starting the Python peer")?;
         let software: Software = Deserialize::deserialize(peer.greeting()).context("the peer's greeting")?;
         let ours = torch::version();

@@ -160,6 +160,7 @@ impl<'a> Recording<'a> {
             CheckStatus::Failed { error } => Outcome::Failed { error: error.clone() },
             CheckStatus::Skipped { .. } => return Ok(()),
         };
+        self.group.require_same_kernels(self.layout, result.check)?;
         self.group.put(&mut self.file, &self.run, result.check, outcome, result.elapsed_s);
         write_atomically(&self.layout.local(Profile::Gpu, DEVICE), self.file.to_json()?.as_bytes())
     }

@@ -11,12 +11,12 @@ use anyhow::{Context as _, Result};
 use serde_json::Value;
 
 use super::{Ended, interrupted, watch_for_interrupt};
-use crate::collective::Backend;
 use crate::collective::environment::Environment;
 use crate::collective::nccl::NVLS;
 use crate::collective::ranks::{Launch, RankTask, launch};
 use crate::collective::rendezvous::{Settings, arrive, connect, exchange, gather};
 use crate::collective::trace::{findings, traced};
+use crate::collective::{Backend, saying_collectives};
 use crate::harness::manifest::suites_hash;
 use crate::harness::named_files::{require_distinct, require_no_folders, require_writable};
 use crate::harness::provenance::Commit;
@@ -122,13 +122,20 @@ pub fn run(task: &Task) -> Result<()> {
     if parent.is_none() && environment.rank == 0 {
         task.require_output()?;
     }
-    let settings = settings(&task.task, parent.is_none().then_some(&input));
+    let mut settings = settings(&task.task, parent.is_none().then_some(&input));
+    // A trace has collectives of its own, which no other rank must wait for.
+    settings.extend(task.trace.as_ref().map(|_| ("options".into(), "--trace".into())));
     // Leaked on failure: if connections closed while this rank is still failing, its peers would fail before it has
     // exited, and the supervisor would report their errors instead of this rank's.
     let (store, peers) = arrive(&environment, task.backend, &settings)?;
     let joined = ManuallyDrop::new((connect(&environment, task.backend, &store, &peers)?, store));
     let (collective, store) = &*joined;
-    let work = || (code.run)(collective, input);
+    let work = || match parent {
+        Some(_) => (code.run)(collective, input),
+        None => saying_collectives(&environment, collective.group(), &peers.names_of_others(), || {
+            (code.run)(collective, input)
+        }),
+    };
     let result = match &task.trace {
         Some(path) => {
             let gather = |trace: &[u8]| gather(&environment, store, &peers, "trace", trace);

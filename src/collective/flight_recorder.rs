@@ -8,7 +8,8 @@ use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::Duration;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, Result};
 use flate2::Crc;
@@ -37,6 +38,8 @@ const BETWEEN_READINGS: Duration = Duration::from_micros(100);
 #[derive(Default)]
 pub struct FlightRecorder {
     calls: AtomicU64,
+    /// The collective that the rank waits for, by name, and since when.
+    awaited: Mutex<Option<(String, Instant)>>,
     /// `None` without a supervisor, as under torchrun.
     file: Option<File>,
 }
@@ -51,7 +54,7 @@ impl FlightRecorder {
     fn at(path: &Path) -> Result<Self> {
         let options = OpenOptions::new().create(true).truncate(false).write(true).open(path);
         let file = options.with_context(|| format!("failed to open this rank's flight record {}", shown_path(path)))?;
-        Ok(Self { calls: AtomicU64::new(0), file: Some(file) })
+        Ok(Self { file: Some(file), ..Self::default() })
     }
 
     /// Numbers a call, from 1, and records it. `detail` must agree between ranks, like the operation.
@@ -61,23 +64,34 @@ impl FlightRecorder {
         sequence
     }
 
-    /// Runs `wait`, and records meanwhile that the rank waits for collective `sequence`.
-    pub fn waiting<T>(&self, sequence: u64, wait: impl FnOnce() -> Result<T>) -> Result<T> {
-        self.start_wait(sequence);
+    /// Runs `wait`, and records meanwhile that the rank waits for collective `sequence`, whose [`call_name`] is `name`.
+    pub fn waiting<T>(&self, sequence: u64, name: &str, wait: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.start_wait(sequence, name);
         let value = wait()?;
         // Not cleared after an error: the supervisor reports the collective in which the rank failed.
         self.end_wait();
         Ok(value)
     }
 
-    /// Records that the rank waits for collective `sequence`.
-    pub fn start_wait(&self, sequence: u64) {
+    /// Records that the rank waits for collective `sequence`, whose [`call_name`] is `name`.
+    pub fn start_wait(&self, sequence: u64, name: &str) {
+        *self.lock() = Some((name.to_string(), Instant::now()));
         self.write(0, &format!("waits {sequence}"));
     }
 
     /// Records that the rank no longer waits.
     pub fn end_wait(&self) {
+        *self.lock() = None;
         self.write(0, "runs");
+    }
+
+    /// The name of the collective that the rank waits for, and for how long it has.
+    pub fn awaited(&self) -> Option<(String, Duration)> {
+        self.lock().as_ref().map(|(name, since)| (name.clone(), since.elapsed()))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<(String, Instant)>> {
+        self.awaited.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// A failed write is ignored: the supervisor's report then has less detail.
@@ -213,16 +227,18 @@ mod tests {
         let (file, recorder) = rank(&[(Operation::Barrier, ""), (Operation::AllReduce, "of 4 Float, sum")]);
         let record = FlightRecord::read(file.path());
         assert_eq!(record.state(), "it was in no collective; its last was all_reduce 2 of 4 Float, sum");
-        assert_eq!(recorder.waiting(2, || Ok(FlightRecord::read(file.path()).waits_in)).unwrap(), Some(2));
-        assert_eq!(FlightRecord::read(file.path()).waits_in, None);
-        recorder.waiting(1, || -> Result<()> { anyhow::bail!("lost") }).unwrap_err();
+        let seen = || Ok((FlightRecord::read(file.path()).waits_in, recorder.awaited().map(|(name, _)| name)));
+        let sum = "all_reduce 2 of 4 Float, sum".to_string();
+        assert_eq!(recorder.waiting(2, &sum, seen).unwrap(), (Some(2), Some(sum.clone())));
+        assert_eq!(seen().unwrap(), (None, None));
+        recorder.waiting(1, "barrier 1", || -> Result<()> { anyhow::bail!("lost") }).unwrap_err();
         assert_eq!(FlightRecord::read(file.path()).state(), "it waited in barrier 1");
     }
 
     #[test]
     fn a_half_written_line_is_ignored() {
         let (file, recorder) = rank(&[(Operation::Barrier, ""), (Operation::AllReduce, "of 144 Float, average")]);
-        recorder.start_wait(1);
+        recorder.start_wait(1, "barrier 1");
         let whole = std::fs::read(file.path()).unwrap();
         let (record, broken) = FlightRecord::parse(&whole);
         assert_eq!((record.last(), record.waits_in, broken), (2, Some(1), 0));

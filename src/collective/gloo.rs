@@ -96,7 +96,7 @@ struct Pending {
 impl Work for Pending {
     fn wait(mut self: Box<Self>) -> Result<()> {
         let Self { work, name, sequence, patience, recorder, ended } = &mut *self;
-        recorder.waiting(*sequence, || work.wait(*patience)).with_context(|| name.clone())?;
+        recorder.waiting(*sequence, name, || work.wait(*patience)).with_context(|| name.clone())?;
         // A time that the callback has set stays.
         let _ = ended.set(Instant::now());
         Ok(())

@@ -27,7 +27,7 @@ use flight_recorder::FlightRecorder;
 pub use request::{Operation, Request};
 pub use supervisor::RanksFault;
 use timeline::Timeline;
-pub use waiting::saying;
+pub use waiting::{saying, saying_collectives};
 
 pub use crate::torch::gloo::ReduceOp as Op;
 

@@ -106,6 +106,11 @@ impl Peers {
         self.peers.iter().filter(|peer| peer.rank != self.own)
     }
 
+    /// The other ranks, or the first few of them, for a message.
+    pub fn names_of_others(&self) -> String {
+        first_few(self.others().map(Peer::to_string).collect::<Vec<_>>().into_iter())
+    }
+
     /// Connects to every other rank's listener, all at the same time; the other ranks in rank order.
     pub fn reach_all(&self) -> Vec<(&Peer, std::io::Result<()>)> {
         thread::scope(|scope| {

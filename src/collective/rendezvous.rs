@@ -15,7 +15,7 @@ use super::waiting::{INTERVAL, Waiting, say};
 use super::{Backend, Shared};
 use crate::cuda::make_current;
 use crate::printable::first_few;
-use crate::process::wait_until;
+use crate::process::{remedy_for_limit, wait_until};
 use crate::torch::store::Store;
 use crate::units::human_seconds;
 
@@ -71,8 +71,7 @@ fn join(
     peers: &Peers,
     waiting: &Arc<Waiting>,
 ) -> Result<Shared> {
-    let others: Vec<_> = peers.others().map(Peer::to_string).collect();
-    waiting.set(connections(backend, &first_few(others.into_iter())));
+    waiting.set(connections(backend, &peers.names_of_others()));
     let remedy = opening(backend);
     let look = || match first_ended(environment.rank, peers.all().iter()) {
         Some(ended) => bail!("{ended} before all ranks had connected. If it does not say why: {remedy}"),
@@ -132,7 +131,11 @@ fn form(
         Ok(match backend {
             Backend::Gloo => {
                 let group = Gloo::connect(&store, &environment.member(address));
-                Arc::new(group.map_err(|error| anyhow!("{error:#}. {remedy}"))?)
+                let words = |error: &Error| match remedy_for_limit(error) {
+                    Some(limit) => format!("{error:#}; {limit}"),
+                    None => format!("{error:#}. {remedy}"),
+                };
+                Arc::new(group.map_err(|error| anyhow!(words(&error)))?)
             }
             Backend::Nccl => Arc::new(Nccl::connect(&store, &environment)?),
         })

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
+use super::Group;
 use super::environment::{DEADLINE, Environment};
 use super::network::host_name;
 use crate::printable::one_line;
@@ -39,7 +40,7 @@ impl Waiting {
         say: impl Fn(String) + Send,
         body: impl FnOnce(&Arc<Self>) -> T,
     ) -> T {
-        Self::of(environment, interval, false).run(say, body)
+        Self::of(environment, interval, false).run(move |waiting| say(waiting.sentence()), body)
     }
 
     fn of(environment: &Environment, interval: Duration, of_transfers: bool) -> Arc<Self> {
@@ -48,13 +49,13 @@ impl Waiting {
         Arc::new(Self { rank, world_size, awaited, started, timeout, interval, of_transfers })
     }
 
-    fn run<T>(self: &Arc<Self>, say: impl Fn(String) + Send, body: impl FnOnce(&Arc<Self>) -> T) -> T {
+    fn run<T>(self: &Arc<Self>, say: impl Fn(&Self) + Send, body: impl FnOnce(&Arc<Self>) -> T) -> T {
         let (done, has_ended) = channel::<()>();
         thread::scope(|scope| {
             // Ends when `done` is dropped. Where no thread can be started, the rank waits in silence.
             let _ = thread::Builder::new().spawn_scoped(scope, move || {
                 while has_ended.recv_timeout(self.interval) == Err(RecvTimeoutError::Timeout) {
-                    say(self.sentence());
+                    say(self);
                 }
             });
             let _done = done;
@@ -129,10 +130,25 @@ impl Waiting {
 
 /// Runs `body`, a collective, and says every 10 s on standard error that this rank waits for `awaited`.
 pub fn saying<T>(environment: &Environment, awaited: &str, body: impl FnOnce() -> T) -> T {
+    let say = |waiting: &Waiting| say(waiting.sentence());
     Waiting::of(environment, INTERVAL, true).run(say, |waiting| {
         waiting.set(awaited.into());
         body()
     })
+}
+
+/// Runs `body`, and says every 10 s on standard error in which collective of `group` this rank waits for the `others`, if it has
+/// for 5 s.
+pub fn saying_collectives<T>(environment: &Environment, group: &Group, others: &str, body: impl FnOnce() -> T) -> T {
+    let &Environment { rank, world_size, .. } = environment;
+    let look = |_: &Waiting| {
+        if let Some((name, since)) = group.recorder.awaited().filter(|(_, since)| *since >= INTERVAL / 2) {
+            let since = human_seconds(since.as_secs_f64());
+            let limit = format!("{DEADLINE} is the limit of each transfer in it");
+            say(format!("rank {rank} of {world_size} has waited for {others} for {since} in {name}; {limit}"));
+        }
+    };
+    Waiting::of(environment, INTERVAL, true).run(look, |_| body())
 }
 
 pub(super) fn say(sentence: String) {

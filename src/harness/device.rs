@@ -84,6 +84,18 @@ impl DeviceGroup {
         Ok(Self { checks, kernels, versions })
     }
 
+    /// Errors: a kernel of the check has changed since the hashes were taken, so that nobody knows which code the check ran.
+    pub fn require_same_kernels(&self, layout: &Layout, check: &DeviceCheck) -> Result<()> {
+        for file in check.kernels {
+            ensure!(
+                layout.kernel_hash(file)? == self.kernels[file],
+                "{file} changed during the checks, so the result of {} is not recorded: run it again",
+                check.name
+            );
+        }
+        Ok(())
+    }
+
     /// Adds one result to a record, which keeps the order of the checks.
     pub fn put(&self, file: &mut RecordFile, run: &Run, check: &DeviceCheck, outcome: Outcome, elapsed_s: f64) {
         let kernels = check.kernels.iter().map(|file| (file.to_string(), self.kernels[file].clone())).collect();

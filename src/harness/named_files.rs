@@ -14,7 +14,8 @@ use crate::printable::shown_path;
 /// More links than the kernel follows.
 const MOST_LINKS: usize = 40;
 
-/// Errors: two of `files`, each after the option that names it, are one file. Devices and pipes may be named twice.
+/// Errors: two of `files`, each after the option that names it, are one file, or one would lie in the other. Devices and pipes may
+/// be named twice.
 pub fn require_distinct(files: &[(&str, Option<&Path>)]) -> Result<()> {
     let named = files.iter().filter_map(|(option, path)| Some((option, (*path)?, FileId::of((*path)?)?)));
     let named: Vec<_> = named.collect();
@@ -23,14 +24,18 @@ pub fn require_distinct(files: &[(&str, Option<&Path>)]) -> Result<()> {
             let shown = shown_path(path);
             bail!("{other} and {option} both name the file {shown}: name another one for one of them");
         }
+        if let Some((other, ..)) = named.iter().find(|(.., other)| id.is_below(other)) {
+            bail!("{option} {} would lie in the file of {other}: name another one for one of them", shown_path(path));
+        }
     }
     Ok(())
 }
 
-/// Errors: one of `files`, each after the option that names it, is a folder.
+/// Errors: one of `files`, each after the option that names it, is a folder, or can be nothing else by its name.
 pub fn require_no_folders(files: &[(&str, Option<&Path>)]) -> Result<()> {
+    let is_folder = |path: &&Path| path.is_dir() || path.as_os_str().as_encoded_bytes().ends_with(b"/");
     for (option, path) in files {
-        if let Some(folder) = path.filter(|path| path.is_dir()) {
+        if let Some(folder) = path.filter(is_folder) {
             bail!("{option} {} is a folder: name a file in it", shown_path(folder));
         }
     }
@@ -55,8 +60,12 @@ pub fn require_outside(files: &[(&str, Option<&Path>)], folder: &Path) -> Result
 /// folder is made. A device and an open file are not tried.
 pub fn require_writable<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result<()> {
     for path in files {
-        let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-        if descriptor(path).is_some() || fs::symlink_metadata(&target).is_ok_and(|found| !found.is_file()) {
+        let target = links(path).last().unwrap_or_else(|| path.to_path_buf());
+        let found = fs::symlink_metadata(&target).ok();
+        if found.as_ref().is_some_and(fs::Metadata::is_symlink) {
+            bail!("{} is a link that leads to itself: remove it", shown_path(path));
+        }
+        if descriptor(path).is_some() || found.is_some_and(|found| !found.is_file()) {
             continue;
         }
         let locked = |error: &io::Error| error.raw_os_error() == Some(Errno::PERM.raw_os_error());
@@ -88,6 +97,10 @@ enum FileId {
 }
 
 impl FileId {
+    fn is_below(&self, other: &Self) -> bool {
+        matches!((self, other), (Self::Missing(inner), Self::Missing(outer)) if inner != outer && inner.starts_with(outer))
+    }
+
     /// `None` for what is no regular file.
     fn of(path: &Path) -> Option<Self> {
         match fs::metadata(path) {
@@ -107,11 +120,18 @@ pub(super) fn descriptor(path: &Path) -> Option<u32> {
 fn links(path: &Path) -> impl Iterator<Item = PathBuf> {
     let in_folder = |path: PathBuf| {
         let path = std::path::absolute(path).ok()?;
-        let folder = path.parent()?;
-        Some(fs::canonicalize(folder).unwrap_or_else(|_| folder.to_path_buf()).join(path.file_name()?))
+        Some(real(path.parent()?).join(path.file_name()?))
     };
     let next = move |path: &PathBuf| in_folder(path.parent()?.join(fs::read_link(path).ok()?));
     std::iter::successors(in_folder(path.to_path_buf()), next).take(MOST_LINKS)
+}
+
+/// The folder without links, as far as it is there.
+fn real(folder: &Path) -> PathBuf {
+    fs::canonicalize(folder).unwrap_or_else(|_| match (folder.parent(), folder.file_name()) {
+        (Some(above), Some(name)) => real(above).join(name),
+        _ => folder.to_path_buf(),
+    })
 }
 
 #[cfg(test)]
@@ -145,6 +165,24 @@ mod tests {
             let said = said.err().map(|error| error.to_string()).unwrap_or_default();
             assert_eq!(said.starts_with("--a and --b both name the file "), are_one, "{first} {second}: {said}");
         }
+    }
+
+    #[test]
+    fn a_file_that_another_ones_folder_would_be_and_a_name_that_only_a_folder_can_have_are_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::create_dir(path("real")).unwrap();
+        symlink("real", path("link")).unwrap();
+        for (first, second) in [("real/new", "link/new/x.json"), ("link/a/b/x.xml", "real/a")] {
+            let (first, second) = (path(first), path(second));
+            let said = require_distinct(&[("--a", Some(&first)), ("--b", Some(&second))]).unwrap_err().to_string();
+            assert!(said.contains(" would lie in the file of --"), "{said}");
+        }
+        let said = require_no_folders(&[("--a", Some(&path("new/")))]).unwrap_err().to_string();
+        assert!(said.starts_with("--a /") && said.ends_with("/new/ is a folder: name a file in it"), "{said}");
+        symlink("loop", path("loop")).unwrap();
+        let said = require_writable([path("loop").as_path()]).unwrap_err().to_string();
+        assert!(said.ends_with("/loop is a link that leads to itself: remove it"), "{said}");
     }
 
     #[test]

@@ -39,10 +39,27 @@ pub fn command_of(interpreter: &Path) -> Command {
     safe(interpreter, |name| std::env::var_os(name))
 }
 
-/// `suites`, where the package `peers` lies, then the folders of `before`, for [`FOLDERS`].
-pub fn path_to_peers(suites: &Path, before: Option<OsString>) -> Result<OsString> {
-    let before = before.unwrap_or_default();
-    Ok(std::env::join_paths(std::iter::once(suites.to_path_buf()).chain(named(&before)))?)
+/// Runs a module of the package `peers`. Of the folder around it Python can import nothing else, and of the package only
+/// sources: [`super::manifest::peers_hash`] covers no other file.
+const RUN_OF_PEERS: &str = "\
+import importlib.machinery, os, runpy, sys
+class Source(importlib.machinery.SourceFileLoader):
+    def path_stats(self, path):
+        raise OSError('compiled modules are not looked for')
+suites, module = sys.argv[1:3]
+del sys.argv[1:3]
+for folder in suites, os.path.join(suites, 'peers'):
+    sys.path_importer_cache[folder] = importlib.machinery.FileFinder(folder, (Source, ['.py']))
+sys.path.insert(0, suites)
+import peers
+del sys.path[0]
+runpy.run_module(module, run_name='__main__', alter_sys=True)
+";
+
+/// The arguments with which Python runs `module` of the package `peers` in `suites`; the module's own follow.
+pub fn of_peers(suites: &Path, module: &str) -> [OsString; 5] {
+    // -B: write no .pyc files into the measured tree.
+    ["-B".into(), "-c".into(), RUN_OF_PEERS.into(), suites.into(), module.into()]
 }
 
 /// `interpreter` in an environment that has these variables.
@@ -51,7 +68,7 @@ fn safe(interpreter: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Comm
     // The variable is for what it starts. Before 3.11 Python knows neither, and the option ends it.
     command.arg("-P").env("PYTHONSAFEPATH", "1");
     if let Some(folders) = variable(FOLDERS) {
-        command.env(FOLDERS, std::env::join_paths(named(&folders)).unwrap_or_default());
+        command.env(FOLDERS, absolute(&folders));
     }
     // PyTorch runs CUDA's compilers. Python does not check who owns the compiled modules of PYTHONPYCACHEPREFIX.
     let homes = ["CUDA_HOME", "CUDA_PATH", "PYTHONHOME", "PYTHONUSERBASE"].into_iter();
@@ -62,6 +79,11 @@ fn safe(interpreter: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Comm
         command.env_remove(name);
     }
     command
+}
+
+/// [`FOLDERS`] with [`named`] alone.
+pub fn absolute(folders: &OsStr) -> OsString {
+    std::env::join_paths(named(folders)).expect("what a colon ended holds none")
 }
 
 /// The folders that [`FOLDERS`] lists, but those that lie in the working directory: relative ones, and empty ones, which mean it.
@@ -152,10 +174,32 @@ mod tests {
     }
 
     #[test]
-    fn the_working_directory_is_not_among_the_peers_folders() {
-        let path = |before: Option<&str>| path_to_peers(Path::new("/suites"), before.map(OsString::from)).unwrap();
-        assert_eq!([None, Some(""), Some(":")].map(path), ["/suites"; 3]);
-        assert_eq!(path(Some("/a::/b:.:c")), "/suites:/a:/b");
+    fn the_working_directory_is_not_among_the_folders() {
+        assert_eq!(["", ":"].map(|folders| absolute(OsStr::new(folders))), ["", ""]);
+        assert_eq!(absolute(OsStr::new("/a::/b:.:c")), "/a:/b");
+    }
+
+    #[test]
+    fn of_the_folder_around_the_peers_nothing_is_imported_and_of_the_peers_only_sources() {
+        let folder = tempfile::tempdir().unwrap();
+        let suites = folder.path().join("a:b");
+        std::fs::create_dir_all(suites.join("peers")).unwrap();
+        for name in ["sitecustomize.py", "usercustomize.py", "planted.py"] {
+            std::fs::write(suites.join(name), "print('planted')").unwrap();
+        }
+        let own = suites.join("peers/own.py");
+        std::fs::write(suites.join("peers/__init__.py"), "").unwrap();
+        std::fs::write(&own, "print('compiled')").unwrap();
+        let compile = "import py_compile, sys; mode = py_compile.PycInvalidationMode.UNCHECKED_HASH\n\
+                       py_compile.compile(sys.argv[1], invalidation_mode=mode)";
+        assert!(command().args(["-c", compile]).arg(&own).status().unwrap().success());
+        std::fs::write(&own, "print('a source')").unwrap();
+        let main =
+            "import importlib.util, sys; from . import own; print(importlib.util.find_spec('planted'), sys.argv[1:])";
+        std::fs::write(suites.join("peers/__main__.py"), main).unwrap();
+        let output = command().args(of_peers(&suites, "peers")).arg("cpu").output().unwrap();
+        let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        assert_eq!(said, ["a source\nNone ['cpu']\n", ""]);
     }
 
     #[test]

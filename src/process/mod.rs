@@ -45,5 +45,16 @@ pub fn not_started(what: &str, error: io::Error) -> anyhow::Error {
     anyhow::Error::new(error).context(format!("failed to start {what}{remedy}"))
 }
 
+/// The remedy for the limit of this process that an error names; a library in C++ passes on the system's words alone.
+pub fn remedy_for_limit(error: &anyhow::Error) -> Option<&'static str> {
+    let error = format!("{error:#}");
+    let limits = [
+        ("Resource temporarily unavailable", MORE_PROCESSES),
+        ("Too many open files", "raise the limit on open files (ulimit -n)"),
+        ("Cannot allocate memory", "free memory, or raise the limit on it (ulimit -v)"),
+    ];
+    limits.into_iter().find_map(|(words, remedy)| error.contains(words).then_some(remedy))
+}
+
 #[cfg(test)]
 mod tests;

@@ -18,8 +18,8 @@ use crate::root::absolute;
 /// The folders of a user's own settings and modules, of which those of git and Python may name programs to run.
 const HOMES: [&str; 2] = ["HOME", "XDG_CONFIG_HOME"];
 
-/// The program of this name; it, what it starts and their settings are looked for in no folder that lies in the working directory,
-/// where others may write.
+/// The program of this name; it, what it starts and their settings are looked for in absolute folders alone: a relative one lies in
+/// the working directory, where others may write.
 pub fn program(name: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new(name);
     command.env("PATH", path());

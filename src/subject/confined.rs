@@ -115,7 +115,7 @@ pub fn require_hidden(subject: &Subject, cases: &Path, suites: &Path) -> Result<
     Ok(())
 }
 
-/// `cs336 confine .. python -B -m peers.subject FOLDER`.
+/// `cs336 confine .. python`, which runs `peers.subject FOLDER`.
 pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Result<Command> {
     require_hidden(subject, &suites.join("cases"), suites)?;
     let granted = granted(subject, suites);
@@ -147,11 +147,11 @@ pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Re
         confinement.without.push("LD_LIBRARY_PATH".into());
     }
     let mut command = confinement.command(THIS_PROGRAM, &subject.python)?;
-    command.args(["-B", "-m", "peers.subject", path(&subject.folder)?]);
+    command.args(python::of_peers(suites, "peers.subject")).arg(path(&subject.folder)?);
     command.envs(programs(&granted));
     command.envs(INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
     command
-        .env(python::FOLDERS, python::path_to_peers(suites, std::env::var_os(python::FOLDERS))?)
+        .env(python::FOLDERS, python::absolute(&std::env::var_os(python::FOLDERS).unwrap_or_default()))
         .env("PYTHONSAFEPATH", "1")
         // They lie in HOME, where one process of the subject could leave some that run in another before our code.
         .env("PYTHONNOUSERSITE", "1");

@@ -8,7 +8,7 @@ use anyhow::{Context as _, Result};
 use cxx::UniquePtr;
 
 use super::bridge::{check, ffi};
-use crate::process::MORE_PROCESSES;
+use crate::process::remedy_for_limit;
 
 /// A connection to a store, and the store's server if this process serves it; both end when it is dropped.
 pub struct Store {
@@ -34,9 +34,9 @@ impl Store {
 
     fn open(host: &str, port: u16, listener: i32, timeout: Duration) -> Result<Self> {
         let opened = check(ffi::open_store(host, port, listener, milliseconds(timeout)));
-        let inner = opened.map_err(|error| match error.to_string().contains("Resource temporarily unavailable") {
-            true => error.context(format!("a store needs threads; {MORE_PROCESSES}")),
-            false => error,
+        let inner = opened.map_err(|error| match remedy_for_limit(&error) {
+            Some(remedy) => error.context(format!("a store needs threads and their memory; {remedy}")),
+            None => error,
         })?;
         Ok(Self { inner })
     }

@@ -43,7 +43,11 @@ impl Official {
     }
 
     fn command(&self) -> Command {
-        let mut command = self.tree.command(&["official", "checkout", "--", "-x"]);
+        self.command_of("checkout")
+    }
+
+    fn command_of(&self, checkout: &str) -> Command {
+        let mut command = self.tree.command(&["official", checkout, "--", "-x"]);
         let python = Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python");
         command
             .env("PYTHON", python)
@@ -138,18 +142,20 @@ fn the_name_of_a_checkout_cannot_act_on_a_terminal() {
     let name = "a\u{1b}[31m\nforged\u{202e}";
     fs::rename(official.tree.path("checkout"), official.tree.path(name)).unwrap();
     for tests in ["tests", "elsewhere"] {
-        let mut command = official.command();
-        command = {
-            let mut renamed = Command::new(command.get_program());
-            renamed.args(["official", name]).current_dir(official.tree.path(""));
-            renamed.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
-            renamed
-        };
-        let (_, said) = official.ended(&command.output().unwrap());
+        let (_, said) = official.ended(&official.command_of(name).output().unwrap());
         assert!(said.contains(r"a\x1b[31m\nforged\u202e"), "{said}");
         assert!(!said.contains(['\u{1b}', '\u{202e}']) && !said.contains("\nforged"), "{said}");
         fs::rename(official.tree.path(name).join(tests), official.tree.path(name).join("elsewhere")).unwrap();
     }
+}
+
+#[test]
+fn a_checkout_whose_path_holds_a_colon_is_named_since_python_would_not_find_its_packages() {
+    let official = Official::new("");
+    fs::rename(official.tree.path("checkout"), official.tree.path("check:out")).unwrap();
+    let (code, said) = official.ended(&official.command_of("check:out").output().unwrap());
+    let words = "/check:out holds a colon, at which PYTHONPATH ends a path: rename or move that folder\n";
+    assert!(code == Some(1) && said.ends_with(words), "{said}");
 }
 
 #[test]

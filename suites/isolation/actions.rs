@@ -19,7 +19,7 @@ use cs336::harness::samples::{Samples, Work};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
-use super::processes::python_peer;
+use super::processes::{SUITES, python};
 
 /// What a case reports: above the floor of the tests' machine, and below what its case takes.
 const TIME_S: f64 = 2e-6;
@@ -91,7 +91,8 @@ fn looks() -> Result<u64> {
 
 /// PyDLL keeps the interpreter's lock while it calls `system`.
 const HANGING_PEER: &str = "
-import ctypes
+import ctypes, os, sys
+sys.path.insert(0, os.environ['SUITES'])
 from peers import protocol
 def hang():
     ctypes.PyDLL(None).system(b'echo $PPID > $CS336_ROOT/hanging; sleep 600')
@@ -159,7 +160,9 @@ impl Measure for Actions {
             Action::InterruptsItself => send_itself("-INT"),
             Action::StopsItself => send_itself("-STOP"),
             Action::HangsInItsPeer => {
-                let mut peer = Peer::start(python_peer(&["-c", HANGING_PEER]), 1, 2 * LIMIT)?;
+                let mut command = python();
+                command.args(["-B", "-c", HANGING_PEER]).env("SUITES", SUITES);
+                let mut peer = Peer::start(command, 1, 2 * LIMIT)?;
                 peer.call("hang", json!({}), 10 * LIMIT)
             }
             Action::Hangs => {

@@ -11,12 +11,13 @@ use cs336::checks::faulty_runs::{LIMIT, Process};
 use cs336::harness::case::Runner;
 use cs336::harness::peer::Peer;
 use cs336::harness::plan::Scope;
+use cs336::harness::python::of_peers;
 use cs336::harness::record::Profile;
 use cs336::process::{is_alive, processes_with, wait_until};
 use libtest_mimic::Trial;
 use serde_json::{Value, json};
 
-use super::processes::{PROGRAM, python_peer};
+use super::processes::{PROGRAM, SUITES, python};
 use super::{Notes, TEST_REGISTRY, fails_with, in_time, outcome_by, require_failure, runner, tree, tree_of, visit};
 
 /// How a process with the library must end.
@@ -150,7 +151,8 @@ fn worker_with(line: &str, fault: &str, expected: Expected) -> Result<()> {
 
 fn peer_with(fault: &str, expected: Expected) -> Result<()> {
     let library = Library::new()?;
-    let mut command = python_peer(&["-m", "peers", "cpu"]);
+    let mut command = python();
+    command.args(of_peers(SUITES.as_ref(), "peers")).arg("cpu");
     library.load_into(&mut command, fault);
     let limit = if matches!(expected, Hangs) { Duration::from_secs(1) } else { 2 * LIMIT };
     let call = |mut peer: Peer| peer.call::<Value>("close", json!({}), limit);

@@ -1,5 +1,6 @@
 //! Ranks on two hosts: they train as on one, and each fault ends in a sentence that names rank and host.
 
+use std::ffi::OsStr;
 use std::net::TcpListener;
 use std::path::Path;
 use std::process::Command;
@@ -79,6 +80,7 @@ const TESTS: &[(&str, Body)] = &[
     ("a_launch_without_a_loopback_interface_ends_at_once", a_launch_without_loopback),
     ("another_version_on_the_far_host_ends_both_ranks", another_version),
     ("another_task_on_the_far_host_ends_both_ranks", another_task),
+    ("a_trace_that_one_rank_alone_is_to_write_ends_both_ranks", a_trace_of_one_rank),
     ("doctor_names_the_pair_that_a_firewall_parts", doctor_behind_a_firewall),
 ];
 
@@ -174,10 +176,17 @@ fn a_lost_rank(hosts: &Hosts, folder: &Path, lost: usize, expected: &str) -> Res
 }
 
 fn a_stopped_rank(hosts: &Hosts, folder: &Path) -> Result<()> {
-    let [near, mut far] = hosts.endless_sums(folder, "5")?;
+    let [near, mut far] = hosts.endless_sums(folder, "24")?;
     run(Command::new("sh").arg("-c").arg(format!("kill -STOP {}", far.child.id())))?;
-    let expected = "rank 0 on near (192.168.99.1) of 2 ranks failed; rank 1 on far (192.168.99.2) has not ended";
-    let ended = fails_with(near, &[expected, "all_reduce"]);
+    let ended = fails_with(
+        near,
+        &[
+            "rank 0 of 2 has waited for rank 1 on far (192.168.99.2) for ",
+            " in all_reduce ",
+            "; CS336_DEADLINE_S is the limit of each transfer in it",
+            "rank 0 on near (192.168.99.1) of 2 ranks failed; rank 1 on far (192.168.99.2) has not ended",
+        ],
+    );
     far.child.kill()?;
     far.child.wait()?;
     ended
@@ -257,6 +266,26 @@ fn another_task(hosts: &Hosts, folder: &Path) -> Result<()> {
         &[
             "the ranks differ in task: rank 0 on near (192.168.99.1) has nccl_selftest, rank 1 on far (192.168.99.2) has \
              data_parallel_protocol. Start all ranks with the same task",
+        ],
+    )
+}
+
+fn a_trace_of_one_rank(hosts: &Hosts, folder: &Path) -> Result<()> {
+    let start = |rank: usize, options: &[&OsStr]| {
+        let mut command = hosts.rank(rank, &[]);
+        command
+            .args(["rank", "--task", selftest::TASK.name, "--output"])
+            .arg(folder.join("results.json"))
+            .args(options);
+        Process::start(&mut command, folder.join(format!("{rank}.output")))
+    };
+    let trace = folder.join("trace.json.gz");
+    let ranks = [start(0, &["--trace".as_ref(), trace.as_os_str()])?, start(1, &[])?];
+    differ(
+        ranks,
+        &[
+            "the ranks differ in options: rank 0 on near (192.168.99.1) has --trace, rank 1 on far (192.168.99.2) has none. \
+             Start all ranks with the same options",
         ],
     )
 }

@@ -10,12 +10,12 @@ use cs336::process::wait_until;
 
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_cs336");
 
-/// Python with the package of the peers.
-pub fn python_peer(arguments: &[&str]) -> Command {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let mut command = Command::new(root.join(".venv/bin/python"));
-    command.arg("-B").args(arguments).env("PYTHONPATH", root.join("suites"));
-    command
+/// Where the package of the Python peers lies.
+pub const SUITES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/suites");
+
+/// Our Python.
+pub fn python() -> Command {
+    Command::new(Path::new(env!("CARGO_MANIFEST_DIR")).join(".venv/bin/python"))
 }
 
 /// A supervisor of two ranks. The second stalls and the first already waits for it.

@@ -1,4 +1,4 @@
-"""Serves one measuring case at a time on one device: `python -m peers cpu` or `python -m peers cuda:0`."""
+"""Serves one measuring case at a time on one device: cpu or cuda:0, the argument."""
 
 import sys
 

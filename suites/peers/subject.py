@@ -1,4 +1,4 @@
-"""Serves a subject, a folder with the assignment's adapters: `python -m peers.subject DIR`, in a process of its own.
+"""Serves a subject, a folder with the assignment's adapters, in a process of its own.
 
 Inputs and results travel in safetensors files. What is expected of a result never comes here: the other side compares.
 """
@@ -104,7 +104,8 @@ class Subject:
         sys.meta_path.append(Projects([self.folder, *nested]))
         # What is installed comes first, as under pytest, except for the folder itself and those that it has pytest add.
         sys.path[:0] = [str(self.folder), *map(str, pythonpath(self.folder))]
-        sys.path += map(str, nested)
+        # A process that multiprocessing spawns imports this module by its name.
+        sys.path += [*map(str, nested), str(Path(__file__).parents[1])]
         with self.calling(f"importing {file}"):
             self.adapters = importlib.import_module(file.removesuffix(".py").replace("/", "."))
         return {}

@@ -112,12 +112,16 @@ impl Guard {
             while !stopped.load(Ordering::Acquire) {
                 if let Some(fault) = expected.fault().or_else(|| fault(&communicator, &under_way, timeout)) {
                     // The supervisor reports the collective in which this rank ended.
-                    under_way.oldest().inspect(|(sequence, ..)| recorder.start_wait(*sequence));
+                    under_way.oldest().inspect(|(sequence, name, _)| recorder.start_wait(*sequence, name));
                     end_process(rank, &communicator, &fault);
                 }
-                let waits = under_way.oldest().filter(|(_, _, since)| *since >= WAITS).map(|(sequence, ..)| sequence);
+                let oldest = under_way.oldest().filter(|(_, _, since)| *since >= WAITS);
+                let waits = oldest.as_ref().map(|(sequence, ..)| *sequence);
                 if waits != waits_in {
-                    waits.map_or_else(|| recorder.end_wait(), |sequence| recorder.start_wait(sequence));
+                    oldest.map_or_else(
+                        || recorder.end_wait(),
+                        |(sequence, name, _)| recorder.start_wait(sequence, &name),
+                    );
                     waits_in = waits;
                 }
                 std::thread::sleep(POLL);

@@ -147,3 +147,14 @@ fn a_failed_stale_early_or_uncommitted_result_is_not_accepted() {
     kernel(&layout, "a.cu", "int y;\n");
     assert!(refusal(&group(&layout, "2.11.0"), &passed).contains("one is stale: kernels/a.cu has changed since"));
 }
+
+#[test]
+fn a_result_of_a_kernel_that_was_edited_during_the_checks_is_not_recorded() {
+    let (_folder, layout) = tree();
+    let group = group(&layout, "2.11.0");
+    group.require_same_kernels(&layout, &ONE).unwrap();
+    kernel(&layout, "a.cu", "int y;\n");
+    let said = group.require_same_kernels(&layout, &ONE).unwrap_err().to_string();
+    assert_eq!(said, "a.cu changed during the checks, so the result of one is not recorded: run it again");
+    group.require_same_kernels(&layout, &TWO).unwrap();
+}

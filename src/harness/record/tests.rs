@@ -144,6 +144,9 @@ fn a_file_that_contradicts_itself_is_refused() {
         let words = format!("{field} is 1048576.00 GiB, and its machine has 16.00 GiB of memory");
         refused_with(&|f| f.cases[0].outcome = Outcome::Measured { row: row.clone() }, &words);
     }
+    let row = json!({"volumes": [{"bus_bytes": -1.5}]});
+    let words = "bus_bytes is -1.5 bytes: correct it, or measure again";
+    refused_with(&|f| f.cases[0].outcome = Outcome::Measured { row: row.clone() }, words);
 }
 
 #[test]

@@ -30,13 +30,14 @@ pub(super) fn require_counts(value: &Value) -> Result<()> {
 const IN_MEMORY: &[&str] =
     &["peak", "in_use", "parameters", "gradients", "optimizer_state", "weight_copies", "saved", "working", "other"];
 
-/// Errors: a number of bytes in `row`, by its name or its unit, that all memory of `machine` cannot hold. What was predicted, or
-/// asked for in vain, may be more.
+/// Errors: a number of bytes in `row`, by its name or its unit, that is below zero, or that all memory of `machine` cannot hold.
+/// What was predicted, or asked for in vain, may be more.
 pub fn check_bytes(row: &Value, machine: &Machine) -> Result<()> {
     let of_gpus = machine.gpus.iter().map(|gpu| gpu.memory_bytes);
     let memory = of_gpus.fold(machine.memory_bytes, u64::saturating_add);
     let fits = |at: &str, bytes: f64| {
         let (is, has) = (bytes as u64, memory);
+        ensure!(bytes >= 0.0, "{at} is {bytes} bytes: correct it, or measure again");
         ensure!(is <= has, "{at} is {}, and its machine has {} of memory", human_bytes(is), human_bytes(has));
         Ok(())
     };

@@ -196,8 +196,12 @@ def run_copy(tests: Path, files: list[Path], paths: list[Path], arguments: list[
 def run(command: list[str], copy: Path, paths: list[Path]) -> int:
     """pytest's exit status. It and what it has started end before this returns or raises."""
     # The copy, the checkout's own packages, and this one, wherever it was imported from.
-    paths = [str(copy), *map(str, paths), str(Path(package).resolve().parents[1]), os.environ.get("PYTHONPATH", "")]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths)), "PYTHONDONTWRITEBYTECODE": "1"}
+    paths = [str(copy), *map(str, paths), str(Path(package).resolve().parents[1])]
+    for path in paths:
+        if os.pathsep in path:
+            raise Refused(f"{shown(path)} holds a colon, at which PYTHONPATH ends a path: rename or move that folder")
+    paths += filter(None, [os.environ.get("PYTHONPATH")])
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "PYTHONDONTWRITEBYTECODE": "1"}
     environment.pop(FOLDER, None)
     pytest = subprocess.Popen(command, cwd=copy, env=environment, stdin=subprocess.DEVNULL, start_new_session=True)
     try:
