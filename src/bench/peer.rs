@@ -126,7 +126,7 @@ impl TorchPeer {
         };
         let suites = Layout::find()?.root.join("suites");
         let mut command = python::command();
-        command.args(python::of_peers(&suites, "peers")).arg(&name);
+        command.args(python::of_peers(&suites, "measure")).arg(&name);
         command.env(python::FOLDERS, python::absolute(&site.unwrap_or_default()));
         let peer = Peer::start(command, PROTOCOL, STARTING).context("starting the Python peer")?;
         let software: Software = Deserialize::deserialize(peer.greeting()).context("the peer's greeting")?;

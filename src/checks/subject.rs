@@ -57,6 +57,16 @@ pub fn promised_inputs(subject: &Subject) -> Result<Vec<[Tensor; 4]>> {
     sizes.into_iter().zip(0..).map(|(size, number)| drawn_inputs(subject.seed_for(number), size)).collect()
 }
 
+/// Scores that rise by 256 from one half of the keys to the other: without the maximum subtracted, exp overflows.
+pub fn large_scores(subject: &Subject) -> Result<[Tensor; 4]> {
+    let [q, k, v, d_o] = drawn_inputs(subject.seed_for(100), [2, 64, 64, 64])?;
+    // All are powers of two, which TF32 keeps: 64 * (+-16) / sqrt(64) = +-128.
+    let _ = q.f_select(-1, 0)?.f_fill_(64.0)?;
+    let _ = k.f_select(-1, 0)?.f_fill_(16.0)?;
+    let _ = k.f_narrow(1, 0, 32)?.f_select(-1, 0)?.f_fill_(-16.0)?;
+    Ok([q, k, v, d_o])
+}
+
 /// The golden case whose sizes the handout promises.
 const GOLDEN_CASE: [(&str, &[u8]); 1] =
     [("attention_float32", include_bytes!("../../suites/cases/attention_float32.safetensors"))];

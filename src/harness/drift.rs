@@ -134,12 +134,14 @@ fn samples_of(row: &Value) -> Result<Vec<(String, Samples)>> {
     Ok(found)
 }
 
-/// The row without what is noisy, which leaves what must repeat exactly: each `Samples` loses its samples, and a plain number
-/// that is a time is left out.
+/// The row without what is noisy, which leaves what must repeat exactly: each `Samples` loses its samples, and left out are a plain
+/// number that is a time and the words of an error, which hold ports, times and numbers of threads.
 fn what_must_repeat(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
-            let kept = fields.iter().filter(|(key, child)| *key != "samples" && !(is_time(key) && child.is_number()));
+            let kept = fields
+                .iter()
+                .filter(|(key, child)| *key != "samples" && *key != "words" && !(is_time(key) && child.is_number()));
             Value::Object(kept.map(|(key, child)| (key.clone(), what_must_repeat(child))).collect())
         }
         Value::Array(items) => Value::Array(items.iter().map(what_must_repeat).collect()),

@@ -1,17 +1,17 @@
 //! The hashes of a tree's files: the manifest of a bundle, and the hash of the Python peers.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, Metadata};
 use std::io::ErrorKind;
 use std::path::Path;
 
-use anyhow::{Context as _, Result};
+use anyhow::{Context as _, Result, bail};
 use serde::{Deserialize, Serialize};
 
 use super::provenance::Commit;
 use super::store::{sha256, sha256_of_file};
 use crate::json;
-use crate::printable::shown_path;
+use crate::printable::{one_line, shown_path};
 use crate::root::read_text;
 
 /// The file in which a bundle keeps its manifest.
@@ -69,25 +69,39 @@ impl Manifest {
     }
 }
 
+/// In place of the hash of a link, a pipe or a device.
+const NO_FILE: &str = "not a regular file";
+
 /// SHA-256 of the names and texts of the Python files in `suites/peers`; `None` where there are none.
+///
+/// Errors: a link, a pipe or a device among them, whose code no record could name.
 pub fn peers_hash(root: &Path) -> Result<Option<String>> {
-    hash_of(root, "suites/peers", |name| name.ends_with(".py"))
+    let files = hashes_in(root, "suites/peers", |name, found| name.ends_with(".py") || found.is_symlink())?;
+    if let Some((name, _)) = files.iter().find(|(_, hash)| *hash == NO_FILE) {
+        bail!("{} is {NO_FILE}: put a file in its place", one_line(name));
+    }
+    hash_of(&files)
 }
 
 /// SHA-256 of the names and texts of all suites; `None` where there are none.
 pub fn suites_hash(root: &Path) -> Result<Option<String>> {
-    hash_of(root, "suites", |name| name.ends_with(".toml") && name.matches('/').count() == 1)
+    hash_of(&hashes_in(root, "suites", |name, _| name.ends_with(".toml") && name.matches('/').count() == 1)?)
 }
 
-fn hash_of(root: &Path, folder: &str, is_meant: impl Fn(&str) -> bool) -> Result<Option<String>> {
-    let mut files = BTreeMap::new();
-    hash_files(&root.join(folder), folder, &is_meant, &mut files)?;
-    Ok(if files.is_empty() { None } else { Some(sha256(&serde_json::to_vec(&files)?)) })
+fn hash_of(files: &BTreeMap<String, String>) -> Result<Option<String>> {
+    Ok(if files.is_empty() { None } else { Some(sha256(&serde_json::to_vec(files)?)) })
+}
+
+/// The folder itself may be a link.
+fn hashes_in(root: &Path, name: &str, is_meant: impl Fn(&str, &Metadata) -> bool) -> Result<BTreeMap<String, String>> {
+    let (folder, mut files) = (root.join(name), BTreeMap::new());
+    hash_files(&folder.canonicalize().unwrap_or(folder), name, &is_meant, &mut files)?;
+    Ok(files)
 }
 
 fn covered(root: &Path, program: &Path) -> Result<BTreeMap<String, String>> {
     let mut files = BTreeMap::from([(PROGRAM.to_string(), hash(program)?)]);
-    COVERED.iter().try_for_each(|name| hash_files(&root.join(name), name, &|_| true, &mut files))?;
+    COVERED.iter().try_for_each(|name| hash_files(&root.join(name), name, &|_, _| true, &mut files))?;
     Ok(files)
 }
 
@@ -95,7 +109,7 @@ fn covered(root: &Path, program: &Path) -> Result<BTreeMap<String, String>> {
 fn hash_files(
     path: &Path,
     name: &str,
-    is_meant: &dyn Fn(&str) -> bool,
+    is_meant: &dyn Fn(&str, &Metadata) -> bool,
     hashes: &mut BTreeMap<String, String>,
 ) -> Result<()> {
     let Ok(found) = path.symlink_metadata() else { return Ok(()) };
@@ -107,11 +121,11 @@ fn hash_files(
         }
         return Ok(());
     }
-    if !is_meant(name) {
+    if !is_meant(name, &found) {
         return Ok(());
     }
     // A link or a pipe is not read: no bundle has one.
-    let hash = if found.is_file() { hash(path)? } else { "not a regular file".into() };
+    let hash = if found.is_file() { hash(path)? } else { NO_FILE.into() };
     hashes.insert(name.to_string(), hash);
     Ok(())
 }
@@ -202,7 +216,15 @@ mod tests {
         assert_eq!(hash(), first);
         fs::write(folder.path().join("suites/peers/a.py"), "changed").unwrap();
         assert_ne!(hash(), first);
-        fs::remove_dir_all(folder.path().join("suites/peers")).unwrap();
+        let elsewhere = folder.path().join("elsewhere");
+        fs::rename(folder.path().join("suites/peers"), &elsewhere).unwrap();
         assert_eq!(hash(), None);
+        symlink(&elsewhere, folder.path().join("suites/peers")).unwrap();
+        let linked = hash();
+        assert!(linked.is_some() && linked != first);
+        // Python takes a folder before a file of its name.
+        symlink("/nowhere", elsewhere.join("a")).unwrap();
+        let said = peers_hash(folder.path()).unwrap_err().to_string();
+        assert_eq!(said, "suites/peers/a is not a regular file: put a file in its place");
     }
 }

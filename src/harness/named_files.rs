@@ -3,7 +3,7 @@
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::MetadataExt as _;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use anyhow::{Result, bail};
 use rustix::io::Errno;
@@ -60,13 +60,12 @@ pub fn require_outside(files: &[(&str, Option<&Path>)], folder: &Path) -> Result
 /// folder is made. A device and an open file are not tried.
 pub fn require_writable<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result<()> {
     for path in files {
-        let target = links(path).last().unwrap_or_else(|| path.to_path_buf());
-        let found = fs::symlink_metadata(&target).ok();
-        if found.as_ref().is_some_and(fs::Metadata::is_symlink) {
-            bail!("{} is a link that leads to itself: remove it", shown_path(path));
-        }
-        if descriptor(path).is_some() || found.is_some_and(|found| !found.is_file()) {
+        if descriptor(path).is_some() || fs::metadata(path).is_ok_and(|found| !found.is_file()) {
             continue;
+        }
+        let target = target_of(path);
+        if target.is_symlink() && !target.exists() {
+            bail!("{} is a link that leads to itself: remove it", shown_path(path));
         }
         let locked = |error: &io::Error| error.raw_os_error() == Some(Errno::PERM.raw_os_error());
         let tried = match File::options().write(true).open(&target).err().filter(locked) {
@@ -105,7 +104,7 @@ impl FileId {
     fn of(path: &Path) -> Option<Self> {
         match fs::metadata(path) {
             Ok(found) => found.is_file().then(|| Self::Existing(found.dev(), found.ino())),
-            Err(_) => Some(Self::Missing(links(path).last().unwrap_or_else(|| path.to_path_buf()))),
+            Err(_) => Some(Self::Missing(target_of(path))),
         }
     }
 }
@@ -114,6 +113,16 @@ impl FileId {
 pub(super) fn descriptor(path: &Path) -> Option<u32> {
     let own = fs::canonicalize("/proc/self/fd").ok()?;
     links(path).find(|path| path.parent() == Some(&own))?.file_name()?.to_str()?.parse().ok()
+}
+
+/// The file that `path` leads to through its links, also where none is there yet. Of a loop, a link; of what the system alone can
+/// follow, as another process's pipe, `path`.
+pub(super) fn target_of(path: &Path) -> PathBuf {
+    let found = match fs::metadata(path) {
+        Ok(_) => fs::canonicalize(path).ok(),
+        Err(_) => links(path).last(),
+    };
+    found.unwrap_or_else(|| path.to_path_buf())
 }
 
 /// `path` and what it leads to link by link, each in its folder without links.
@@ -126,12 +135,18 @@ fn links(path: &Path) -> impl Iterator<Item = PathBuf> {
     std::iter::successors(in_folder(path.to_path_buf()), next).take(MOST_LINKS)
 }
 
-/// The folder without links, as far as it is there.
+/// The folder without links and `..`. What is not there will be a folder.
 fn real(folder: &Path) -> PathBuf {
-    fs::canonicalize(folder).unwrap_or_else(|_| match (folder.parent(), folder.file_name()) {
-        (Some(above), Some(name)) => real(above).join(name),
-        _ => folder.to_path_buf(),
-    })
+    let mut real = PathBuf::new();
+    for part in folder.components() {
+        if part == Component::ParentDir {
+            real.pop();
+            continue;
+        }
+        real.push(part);
+        real = fs::canonicalize(&real).unwrap_or(real);
+    }
+    real
 }
 
 #[cfg(test)]
@@ -156,6 +171,7 @@ mod tests {
             ("soft", "file", true),
             ("missing", "dangling", true),
             ("missing", "./missing", true),
+            ("missing", "none/../missing", true),
             ("file", "missing", false),
             ("missing", "other", false),
             ("/dev/null", "/dev/null", false),
@@ -173,7 +189,7 @@ mod tests {
         let path = |name: &str| folder.path().join(name);
         fs::create_dir(path("real")).unwrap();
         symlink("real", path("link")).unwrap();
-        for (first, second) in [("real/new", "link/new/x.json"), ("link/a/b/x.xml", "real/a")] {
+        for (first, second) in [("real/new", "link/new/x.json"), ("link/a/b/x.xml", "no/../real/a")] {
             let (first, second) = (path(first), path(second));
             let said = require_distinct(&[("--a", Some(&first)), ("--b", Some(&second))]).unwrap_err().to_string();
             assert!(said.contains(" would lie in the file of --"), "{said}");

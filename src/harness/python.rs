@@ -39,27 +39,28 @@ pub fn command_of(interpreter: &Path) -> Command {
     safe(interpreter, |name| std::env::var_os(name))
 }
 
-/// Runs a module of the package `peers`. Of the folder around it Python can import nothing else, and of the package only
-/// sources: [`super::manifest::peers_hash`] covers no other file.
+/// Calls `main` of a module of the package in `suites/peers`. Of the folder around it Python can import nothing, and of the package
+/// only sources: [`super::manifest::peers_hash`] covers no other file. Its name leaves `peers` to a subject, and a process that
+/// multiprocessing spawns has nothing of it to import.
 const RUN_OF_PEERS: &str = "\
-import importlib.machinery, os, runpy, sys
+import importlib.machinery, importlib.util, os, sys
 class Source(importlib.machinery.SourceFileLoader):
     def path_stats(self, path):
         raise OSError('compiled modules are not looked for')
-suites, module = sys.argv[1:3]
+folder, module = sys.argv[1:3]
 del sys.argv[1:3]
-for folder in suites, os.path.join(suites, 'peers'):
-    sys.path_importer_cache[folder] = importlib.machinery.FileFinder(folder, (Source, ['.py']))
-sys.path.insert(0, suites)
-import peers
-del sys.path[0]
-runpy.run_module(module, run_name='__main__', alter_sys=True)
+sys.path_importer_cache[folder] = importlib.machinery.FileFinder(folder, (Source, ['.py']))
+init = os.path.join(folder, '__init__.py')
+spec = importlib.util.spec_from_file_location('cs336_peers', init, loader=Source('cs336_peers', init), submodule_search_locations=[folder])
+sys.modules['cs336_peers'] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(sys.modules['cs336_peers'])
+importlib.import_module('cs336_peers.' + module).main(*sys.argv[1:])
 ";
 
-/// The arguments with which Python runs `module` of the package `peers` in `suites`; the module's own follow.
+/// The arguments with which Python runs `module` of the package in `suites/peers`; the module's own follow.
 pub fn of_peers(suites: &Path, module: &str) -> [OsString; 5] {
     // -B: write no .pyc files into the measured tree.
-    ["-B".into(), "-c".into(), RUN_OF_PEERS.into(), suites.into(), module.into()]
+    ["-B".into(), "-c".into(), RUN_OF_PEERS.into(), suites.join("peers").into(), module.into()]
 }
 
 /// `interpreter` in an environment that has these variables.
@@ -194,12 +195,12 @@ mod tests {
                        py_compile.compile(sys.argv[1], invalidation_mode=mode)";
         assert!(command().args(["-c", compile]).arg(&own).status().unwrap().success());
         std::fs::write(&own, "print('a source')").unwrap();
-        let main =
-            "import importlib.util, sys; from . import own; print(importlib.util.find_spec('planted'), sys.argv[1:])";
-        std::fs::write(suites.join("peers/__main__.py"), main).unwrap();
-        let output = command().args(of_peers(&suites, "peers")).arg("cpu").output().unwrap();
+        let main = "import importlib.util; from . import own\n\
+                    def main(*given): print(*map(importlib.util.find_spec, ['planted', 'peers']), given)";
+        std::fs::write(suites.join("peers/serve.py"), main).unwrap();
+        let output = command().args(of_peers(&suites, "serve")).arg("cpu").output().unwrap();
         let said = [output.stdout, output.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
-        assert_eq!(said, ["a source\nNone ['cpu']\n", ""]);
+        assert_eq!(said, ["a source\nNone None ('cpu',)\n", ""]);
     }
 
     #[test]

@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use tempfile::PersistError;
 
 use super::manifest::restoring;
-use super::named_files::descriptor;
+use super::named_files::{descriptor, target_of};
 use super::problem::Problem;
 use super::record::{Profile, RecordFile};
 use super::subject::Subject;
@@ -196,8 +196,8 @@ pub(super) const PARTIAL: &str = ".cs336-partial-";
 /// or another user's in a folder such as /tmp.
 pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
     let descriptor = descriptor(path);
-    let target = fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
-    // Of the target itself: a link that is left leads to nothing yet, and writing makes what it leads to.
+    let target = target_of(path);
+    // Of the target itself: a link that is left leads to itself.
     let existing = fs::symlink_metadata(&target).ok();
     let attempt = || -> io::Result<()> {
         match descriptor {

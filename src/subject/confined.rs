@@ -115,7 +115,7 @@ pub fn require_hidden(subject: &Subject, cases: &Path, suites: &Path) -> Result<
     Ok(())
 }
 
-/// `cs336 confine .. python`, which runs `peers.subject FOLDER`.
+/// `cs336 confine .. python`, which runs `suites/peers/subject.py` with the folder.
 pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Result<Command> {
     require_hidden(subject, &suites.join("cases"), suites)?;
     let granted = granted(subject, suites);
@@ -147,7 +147,7 @@ pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Re
         confinement.without.push("LD_LIBRARY_PATH".into());
     }
     let mut command = confinement.command(THIS_PROGRAM, &subject.python)?;
-    command.args(python::of_peers(suites, "peers.subject")).arg(path(&subject.folder)?);
+    command.args(python::of_peers(suites, "subject")).arg(path(&subject.folder)?);
     command.envs(programs(&granted));
     command.envs(INHERITED.iter().filter_map(|name| Some((name, std::env::var_os(name)?))));
     command

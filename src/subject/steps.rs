@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use anyhow::Result;
+use anyhow::{Context as _, Result};
 use serde_json::json;
 use tch::Tensor;
 
@@ -19,6 +19,13 @@ use crate::model::{Config, Precision};
 const COPIED: usize = 8;
 /// At most so many values of each parameter, as `suites/peers/timed.py`.
 const SAMPLED: i64 = 256;
+
+/// What the subject's process had at the end of a turn.
+pub struct Given {
+    pub samples: BTreeMap<String, Tensor>,
+    pub phase: f64,
+    pub state_bytes: u64,
+}
 
 /// The subject's process on a rank, and its model during a turn.
 pub struct TimedSteps {
@@ -94,13 +101,16 @@ impl TimedSteps {
         left(&self.fault_file, asked).map(|_| start.elapsed().as_secs_f64())
     }
 
-    /// Ends the turn: [`sampled`] values of every parameter after the last step, and the bytes of optimizer state on this rank.
-    pub fn give(&mut self) -> Result<(BTreeMap<String, Tensor>, u64)> {
+    /// Ends the turn: [`sampled`] values of every parameter after the last step, in a phase that was drawn then, and the bytes of
+    /// optimizer state on this rank.
+    pub fn give(&mut self) -> Result<Given> {
         let taken = self.process.take("give", json!({}), "the values after a timed step");
         let rested = self.process.rest();
         let (value, samples) = left(&self.fault_file, taken)?;
         left(&self.fault_file, rested)?;
-        Ok((samples, value["state_bytes"].as_u64().unwrap_or(0)))
+        let (phase, state_bytes) = (value["phase"].as_f64(), value["state_bytes"].as_u64());
+        let phase = phase.filter(|phase| (0.0..1.0).contains(phase)).context("the peer sent no phase")?;
+        Ok(Given { samples, phase, state_bytes: state_bytes.unwrap_or(0) })
     }
 
     /// Leaves the words of a fault that was found here.
@@ -114,9 +124,11 @@ impl TimedSteps {
     }
 }
 
-/// Every n-th value, n odd so that it meets every column of a matrix; all of them where they are few.
-pub fn sampled(t: &Tensor) -> Result<Tensor> {
+/// Every n-th value, n odd so that it meets every column of a matrix; all of them where they are few. The first one is at the share
+/// `phase`, below 1, of n.
+pub fn sampled(t: &Tensor, phase: f64) -> Result<Tensor> {
     let flat = t.f_detach()?.f_contiguous()?.f_view([-1])?;
     let stride = (flat.numel() as i64 / SAMPLED).max(1) | 1;
-    Ok(flat.f_slice(0, 0, None, stride)?.f_to_device(tch::Device::Cpu)?.f_detach_copy()?)
+    let first = (phase * stride as f64) as i64;
+    Ok(flat.f_slice(0, first, None, stride)?.f_to_device(tch::Device::Cpu)?.f_detach_copy()?)
 }

@@ -114,3 +114,26 @@ fn a_python_of_the_subjects_that_does_not_start_earns_nothing_whatever_limit_was
         assert!(!said.contains("ulimit"), "{limit}: {said}");
     }
 }
+
+#[test]
+fn a_subject_has_a_package_named_peers_and_spawns_a_process() {
+    let graded = Graded::new();
+    let folder = graded.add("right", "peers", "", "");
+    fs::create_dir(folder.join("peers")).unwrap();
+    fs::write(folder.join("peers/__init__.py"), "").unwrap();
+    fs::write(folder.join("peers/util.py"), "def send(pipe):\n    pipe.send('a word')\n").unwrap();
+    let adapters = folder.join("tests/adapters.py");
+    let spawns = "import multiprocessing
+import peers.util
+
+spawn = multiprocessing.get_context('spawn')
+receiver, sender = spawn.Pipe(duplex=False)
+child = spawn.Process(target=peers.util.send, args=(sender,))
+child.start()
+assert receiver.recv() == 'a word'
+child.join()
+";
+    fs::write(&adapters, fs::read_to_string(&adapters).unwrap() + spawns).unwrap();
+    let grades = graded.grade(&folder, &[FORWARD], &[]);
+    assert_eq!(grades[0]["earned"], grades[0]["points"], "{grades}");
+}

@@ -159,6 +159,96 @@ fn a_module_that_trains_wrong_has_no_time_and_the_other_columns_have_theirs(#[ca
     assert!(row["pytorch_ddp"]["last_rank"]["samples"].is_array(), "{row}");
 }
 
+/// Attention that is right up to 1,024 positions, and computes the last 256 of more.
+const OF_THE_END: &str = "
+
+class OfTheEnd(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, is_causal=False):
+        n = q.shape[-2]
+        at = 0 if n <= 1024 else n - 256
+        s = q[..., at:, :] @ k.mT * q.shape[-1] ** -0.5
+        if is_causal:
+            s = s.masked_fill(torch.ones_like(s, dtype=torch.bool).triu(at + 1), float('-inf'))
+        lse = q.new_zeros(q.shape[:-1])
+        lse[..., at:] = s.logsumexp(-1)
+        p = torch.exp(s - lse[..., at:, None])
+        o = torch.zeros_like(q)
+        o[..., at:, :] = p @ v
+        ctx.save_for_backward(q, k, v, o, lse)
+        ctx.p, ctx.at = p, at
+        return o
+
+    @staticmethod
+    def backward(ctx, do):
+        q, k, v, o, _ = ctx.saved_tensors
+        end = (..., slice(ctx.at, None), slice(None))
+        ds = ctx.p * (do[end] @ v.mT - (do[end] * o[end]).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5
+        dq, dk, dv = torch.zeros_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        dq[end] = ds @ k
+        dk[end], dv[end] = (ds.mT @ q[end])[end], (ctx.p.mT @ do[end])[end]
+        return dq, dk, dv, None
+
+
+get_flashattention_autograd_function_pytorch = lambda: OfTheEnd
+";
+
+#[test]
+fn a_function_that_computes_the_end_of_a_sequence_alone_has_no_time() {
+    let graded = Graded::with_small_grids("16");
+    fs::write(graded.tree.path(format!("suites/{FLASH}.toml")), cells("16").replace("seq = 128", "seq = 1280"))
+        .unwrap();
+    let folder = graded.add("right", "end", "", "");
+    add_to(&folder.join("tests/adapters.py"), OF_THE_END);
+    let said = graded.said(&["measure", FLASH], &folder);
+    let passes = graded.rows("end", FLASH).remove(0)["columns"]["subject_pytorch"]["passes"].clone();
+    for ended in passes.as_object().unwrap().values() {
+        let error = ended["error"].as_str().unwrap_or_default();
+        assert!(ended["kind"] == "failed" && error.contains("is off by"), "{ended}\n{said}");
+    }
+}
+
+/// Averages every n-th value of a gradient, those that a sample of the parameters could be compared at.
+const OF_A_SAMPLE: &str = "
+
+class OfASample(torch.nn.Module):
+    def __init__(self, module):
+        super().__init__()
+        self.module = module
+        for parameter in module.parameters():
+            torch.distributed.broadcast(parameter.data, src=0)
+
+    def forward(self, *inputs):
+        return self.module(*inputs)
+
+    def finish_gradient_synchronization(self):
+        for parameter in filter(lambda p: p.grad is not None, self.module.parameters()):
+            values = parameter.grad.view(-1)[:: max(1, parameter.numel() // 256) | 1]
+            sums = values.clone()
+            torch.distributed.all_reduce(sums)
+            values.copy_(sums / torch.distributed.get_world_size())
+
+
+get_ddp_individual_parameters = OfASample
+";
+
+#[test]
+fn a_module_that_averages_only_a_sample_of_each_gradient_has_no_time() {
+    let graded = Graded::with_small_grids("16");
+    let steps = STEPS.replace("float32", "bfloat16").replace("vocab_size = 500", "vocab_size = 2000");
+    fs::write(graded.tree.path(format!("suites/{INDIVIDUAL}.toml")), steps).unwrap();
+    let folder = graded.add("right", "sample", "", "");
+    add_to(&folder.join("tests/adapters.py"), OF_A_SAMPLE);
+    let said = graded.said(&["measure", INDIVIDUAL], &folder);
+    let row = graded.rows("sample", INDIVIDUAL).remove(0);
+    let error = row["theirs"]["error"].as_str().unwrap_or_default();
+    assert!(row["theirs"]["kind"] == "failed" && error.contains("the parameters are off by"), "{row}\n{said}");
+}
+
+fn add_to(file: &Path, text: &str) {
+    fs::write(file, fs::read_to_string(file).unwrap() + text).unwrap();
+}
+
 #[test]
 fn what_a_step_leaves_to_the_release_of_its_gradients_is_timed() {
     let graded = Graded::with_small_grids("16");

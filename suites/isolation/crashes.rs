@@ -152,7 +152,7 @@ fn worker_with(line: &str, fault: &str, expected: Expected) -> Result<()> {
 fn peer_with(fault: &str, expected: Expected) -> Result<()> {
     let library = Library::new()?;
     let mut command = python();
-    command.args(of_peers(SUITES.as_ref(), "peers")).arg("cpu");
+    command.args(of_peers(SUITES.as_ref(), "measure")).arg("cpu");
     library.load_into(&mut command, fault);
     let limit = if matches!(expected, Hangs) { Duration::from_secs(1) } else { 2 * LIMIT };
     let call = |mut peer: Peer| peer.call::<Value>("close", json!({}), limit);

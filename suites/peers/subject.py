@@ -104,8 +104,7 @@ class Subject:
         sys.meta_path.append(Projects([self.folder, *nested]))
         # What is installed comes first, as under pytest, except for the folder itself and those that it has pytest add.
         sys.path[:0] = [str(self.folder), *map(str, pythonpath(self.folder))]
-        # A process that multiprocessing spawns imports this module by its name.
-        sys.path += [*map(str, nested), str(Path(__file__).parents[1])]
+        sys.path += map(str, nested)
         with self.calling(f"importing {file}"):
             self.adapters = importlib.import_module(file.removesuffix(".py").replace("/", "."))
         return {}
@@ -245,7 +244,3 @@ def main(folder: str) -> None:
     graded = ["load", "join", "forward", "backward", "replicate", "shard", "step"]
     timed = ["choose", "prepare", "gradient", "begin", "tokens", "run", "give", "nothing"]
     channel.serve({name: getattr(subject, name) for name in graded + timed}, protocol.hello(device))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])

@@ -94,7 +94,9 @@ def relative_error(ours: torch.Tensor, expected: torch.Tensor) -> float:
     return error
 
 
-def sample(tensor: torch.Tensor, at_most: int) -> torch.Tensor:
-    """Every n-th element, n odd so that it meets every column of a matrix; all of them where they are few."""
-    stride = max(1, tensor.numel() // at_most)
-    return tensor.detach().flatten()[:: stride | 1]
+def sample(tensor: torch.Tensor, at_most: int, phase: float = 0.0) -> torch.Tensor:
+    """Every n-th element, n odd so that it meets every column of a matrix; all of them where they are few. The first one is at
+    this share, below 1, of n.
+    """
+    stride = max(1, tensor.numel() // at_most) | 1
+    return tensor.detach().flatten()[int(phase * stride) :: stride]

@@ -5,6 +5,7 @@ side compares with the definition.
 """
 
 import contextlib
+import random
 from collections.abc import Callable
 
 import torch
@@ -15,6 +16,8 @@ from . import tensors
 from .adapters import Calling, copies, required, states
 from .group import Group
 from .model import Model, cross_entropy
+
+RANDOM = random.SystemRandom()
 
 
 class TimedAttention:
@@ -132,6 +135,8 @@ class TimedSteps:
             hook(self.wrapped, self.optimizer)
         with self.calling():
             self.optimizer.step()
+            # Drawn now: nobody can have computed these values alone.
+            self.phase = RANDOM.random()
             self.copies = {name: self._sample(name) for name in names}
             # Of all streams.
             tensors.synchronize()
@@ -142,10 +147,10 @@ class TimedSteps:
         now = {name: self._sample(name) for name in self.parameters if name not in self.copies}
         tensors.write(outputs, self.copies | now)
         moments = {id(t): t for _, moments in states() for t in moments}
-        return {"state_bytes": sum(t.nbytes for t in moments.values())}
+        return {"state_bytes": sum(t.nbytes for t in moments.values()), "phase": self.phase}
 
     def _sample(self, name: str) -> Tensor:
-        return tensors.copy(tensors.sample(self.parameters[name], 256), name)
+        return tensors.copy(tensors.sample(self.parameters[name], 256, self.phase), name)
 
     def _precision(self) -> contextlib.AbstractContextManager:
         if self.autocast:

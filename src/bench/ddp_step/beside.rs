@@ -25,7 +25,7 @@ use crate::harness::subject::Subject;
 use crate::model::Precision;
 use crate::subject::SubjectFault;
 use crate::subject::rank::{Adapter, Trainee};
-use crate::subject::steps::{TimedSteps, sampled};
+use crate::subject::steps::{Given, TimedSteps, sampled};
 
 pub mod answer;
 
@@ -99,7 +99,7 @@ struct Output {
 impl<P: BesideOurs> Measure for Beside<P> {
     type Params = Params;
     type Row = Row;
-    const REVISION: u32 = 1;
+    const REVISION: u32 = 2;
     const KERNELS: &'static [&'static str] = KERNELS;
 
     fn validate(params: &Params) -> Result<()> {
@@ -226,8 +226,8 @@ fn turn(
         output.theirs.extend((k >= params.warmup).then_some(seconds));
         batches.push((tokens, targets));
     }
-    let (given, state_bytes) = theirs.give()?;
-    let expected = bench.follow(&batches, samples)?;
+    let Given { samples: given, phase, state_bytes } = theirs.give()?;
+    let expected = bench.follow(&batches, |parameters| samples(parameters, phase))?;
     let off = theirs.require(off(&given, &expected, params.dtype))?;
     output.off = output.off.max(off);
     output.state_bytes = state_bytes;
@@ -236,8 +236,8 @@ fn turn(
 
 type Samplings = BTreeMap<String, Tensor>;
 
-fn samples(parameters: &[(String, Tensor)]) -> Result<Samplings> {
-    parameters.iter().map(|(name, parameter)| Ok((name.clone(), sampled(parameter)?))).collect()
+fn samples(parameters: &[(String, Tensor)], phase: f64) -> Result<Samplings> {
+    parameters.iter().map(|(name, parameter)| Ok((name.clone(), sampled(parameter, phase)?))).collect()
 }
 
 /// The distance of `given` from the values of the definition, as a share of the way that these went.

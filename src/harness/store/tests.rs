@@ -31,7 +31,7 @@ fn a_write_through_a_link_changes_its_target_and_leaves_the_link() {
     fs::create_dir(path("deep")).unwrap();
     fs::write(path("deep/private"), "old").unwrap();
     fs::set_permissions(path("deep/private"), fs::Permissions::from_mode(0o600)).unwrap();
-    for (link, target) in [("live", "deep/private"), ("dangling", "deep/new")] {
+    for (link, target) in [("live", "deep/private"), ("dangling", "deep/new"), ("far", "none/yet/new")] {
         symlink(target, path(link)).unwrap();
         write_atomically(&path(link), b"new").unwrap();
         assert_eq!(fs::read_link(path(link)).unwrap(), Path::new(target));

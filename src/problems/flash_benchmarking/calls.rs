@@ -188,7 +188,7 @@ impl InRust {
                 o.requires_grad() == (mode == "recorded"),
                 "the result of a {mode} call must require no other gradient"
             );
-            let error = relative_error(&expected.tail(&o)?, &expected.outputs()[0])?;
+            let error = relative_error(&expected.compared(&o)?, &expected.outputs()[0])?;
             rust.error = rust.error.max(checked(ours.name, error, dtype)?);
         }
         Ok(rust)

@@ -71,6 +71,8 @@ def backward(q, k, v, o, lse, d_o, is_causal):
             rows = (..., slice(i, i + QUERIES), slice(None))
             s = scores(q[rows], k[keys], i, j, is_causal and not has("backward_mask_ignored"))
             p = torch.exp(s - lse[..., i : i + QUERIES, None])
+            if has("exponentials_apart"):
+                p = torch.exp(s) / torch.exp(lse[..., i : i + QUERIES, None])
             if has("probabilities_without_lse"):
                 p = torch.softmax(s, -1).nan_to_num(0.0)
             dp = d_o[rows] @ v[keys].transpose(-2, -1)

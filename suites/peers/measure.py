@@ -1,7 +1,5 @@
 """Serves one measuring case at a time on one device: cpu or cuda:0, the argument."""
 
-import sys
-
 import torch
 
 from . import protocol
@@ -64,7 +62,3 @@ def main(device_name: str) -> None:
     names = ["open", "verify", "turn", "busy", "profile", "close"]
     table = {name: getattr(jobs, name) for name in names}
     channel.serve(table, protocol.hello(device))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1])
