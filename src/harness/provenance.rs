@@ -137,7 +137,7 @@ fn from_git(root: &Path, interrupted: &dyn Fn() -> bool) -> Result<Result<Commit
     }
     let [place, tracked, changed, marked, added] = answers.try_into().expect("an answer to each question");
     // A name of a folder may have several lines.
-    let (commit, top) = (place.first().cloned().unwrap_or_default(), place[1..].join("\n"));
+    let (commit, top) = place.split_first().map(|(commit, top)| (commit.clone(), top.join("\n"))).unwrap_or_default();
     // A copy of a submodule still looks at the original.
     if !Path::new(&*root.canonicalize()?.to_string_lossy()).starts_with(&top) {
         return Ok(Err(format!("git looks at the files in {}, which `core.worktree` names", one_line(&top))));

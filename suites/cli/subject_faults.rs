@@ -293,8 +293,8 @@ def send_deep(self, message):
 ",
     "            case 1: return q.to('meta')
             case 2: return q.to_sparse()
-            case 3: sys.modules['peers.tensors'].write = lambda path, tensors: None
-            case _: sys.modules['peers.protocol'].Channel._send = send_deep",
+            case 3: sys.modules['cs336_peers.tensors'].write = lambda path, tensors: None
+            case _: sys.modules['cs336_peers.protocol'].Channel._send = send_deep",
 ];
 
 #[test]

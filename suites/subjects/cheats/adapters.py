@@ -55,7 +55,7 @@ def attempt(q, k, v):
                 Path(name).read_bytes()
         case "links_to_the_cases":
             # The other side may read what this process may not.
-            sys.modules["peers.tensors"].write = lambda path, _: os.symlink(secrets()[0], path)
+            sys.modules["cs336_peers.tensors"].write = lambda path, _: os.symlink(secrets()[0], path)
         case "reads_its_parent":
             Path(f"/proc/{os.getppid()}/mem").read_bytes()
         case "ends_its_parent":
@@ -246,7 +246,7 @@ class ReadsTheOtherRanks(Alone):
         while True:
             sleep(0.005)
             try:
-                given = {name: tensor.clone() for name, tensor in sys.modules["peers.tensors"].read(str(file))}
+                given = {name: tensor.clone() for name, tensor in sys.modules["cs336_peers.tensors"].read(str(file))}
             except (FileNotFoundError, ValueError):
                 continue
             if any(name.startswith(prefix) for name in given):
