@@ -123,7 +123,7 @@ pub fn run(task: &Task) -> Result<()> {
         task.require_output()?;
     }
     let mut settings = settings(&task.task, parent.is_none().then_some(&input));
-    // A trace has collectives of its own, which no other rank must wait for.
+    // Tracing adds collectives: all ranks trace, or none does.
     settings.extend(task.trace.as_ref().map(|_| ("options".into(), "--trace".into())));
     // Leaked on failure: if connections closed while this rank is still failing, its peers would fail before it has
     // exited, and the supervisor would report their errors instead of this rank's.

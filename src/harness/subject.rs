@@ -155,7 +155,7 @@ impl Subject {
         if comes_from(&python, &self.folder) || python::require("torch").is_err() {
             return None;
         }
-        let import = "import sys; sys.path.insert(0, sys.argv[1]); import peers.subject";
+        let import = "import sys; sys.path.append(sys.argv[1]); import peers.subject";
         python::run(&python, &["-B", "-c", import, suites.to_str()?], STARTING, &|| false)
             .ok()
             .filter(|death| !death.is_success())
