@@ -98,6 +98,10 @@ pub fn run_git(root: &Path, arguments: &[&str], interrupted: &dyn Fn() -> bool) 
         "-c",
         "core.fsmonitor=false",
         "-c",
+        "core.checkStat=default",
+        "-c",
+        "core.trustctime=true",
+        "-c",
         "core.hooksPath=/dev/null",
     ]);
     // A replaced commit has the id of another one.

@@ -45,6 +45,30 @@ fn a_folder_whose_repository_looks_at_the_files_of_another_one_is_no_checkout() 
     assert!(why.ends_with(", which `core.worktree` names"), "{why}");
 }
 
+/// With these, git takes a file for unchanged whose size and time are as before.
+#[test]
+fn no_setting_of_the_checkout_hides_an_edit() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::create_dir(folder.path().join("suites")).unwrap();
+    let path = folder.path().join("suites/p.toml");
+    // As editors do: a new file takes the name.
+    let write = |text: &str| {
+        let (new, time) = (folder.path().join("new"), SystemTime::UNIX_EPOCH + Duration::from_secs(1_700_000_000));
+        std::fs::write(&new, text).unwrap();
+        std::fs::File::options().write(true).open(&new).unwrap().set_modified(time).unwrap();
+        std::fs::rename(&new, &path).unwrap();
+    };
+    write("a");
+    commit_by(folder.path(), &["init", "--quiet"]);
+    commit_by(folder.path(), &["config", "core.checkStat", "minimal"]);
+    commit_by(folder.path(), &["config", "core.trustctime", "false"]);
+    commit_by(folder.path(), &["add", "."]);
+    commit_by(folder.path(), &["commit", "--quiet", "--message", "a"]);
+    assert!(!Commit::of(folder.path(), &|| false).unwrap().dirty);
+    write("b");
+    assert_eq!(Commit::of(folder.path(), &|| false).unwrap().modified, ["suites/p.toml"]);
+}
+
 #[test]
 fn what_git_says_of_a_damaged_checkout_is_told() {
     let folder = checkout();
