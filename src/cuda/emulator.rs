@@ -119,13 +119,14 @@ pub(super) fn run_all(launches: &[Launch]) -> Result<()> {
 pub fn load(program: &Program) -> Result<Arc<Emulation>> {
     static LOADED: Cache<Program, Emulation> = Cache::new();
     LOADED.get(Device::Cpu, program.clone(), || {
-        let library = build(&Compiler::of_this_tree()?, program);
-        library.and_then(Emulation::open).with_context(|| format!("kernels/{} for the CPU", program.file))
+        let compiler = Compiler::of_this_tree()?;
+        build(&compiler, program).with_context(|| format!("kernels/{} for the CPU", program.file))
     })
 }
 
-/// The shared library of `program`, open.
-fn build(compiler: &Compiler, program: &Program) -> Result<File> {
+/// `program`, loaded. A library of the cache that cannot be, such as one that another machine's compiler made, is built again; one
+/// that was just built is kept only if it can be.
+fn build(compiler: &Compiler, program: &Program) -> Result<Emulation> {
     let source = compiler.read(program)?;
     let emulator = compiler.headers("emulator", "h")?;
     let defines = program.defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
@@ -136,12 +137,16 @@ fn build(compiler: &Compiler, program: &Program) -> Result<File> {
     let key = super::jit::digest(parts.into_iter().map(String::as_bytes));
     let name = format!("{}-emulated-{key}.so", program.file.trim_end_matches(".cu"));
     let cache = compiler.open_cache();
-    if let Some(library) = cache.as_ref().ok().and_then(|cache| cache.file(&name).ok()) {
-        return Ok(library);
+    let kept = cache.as_ref().ok().and_then(|cache| cache.file(&name).ok());
+    if let Some(emulation) = kept.and_then(|library| Emulation::open(library).ok()) {
+        return Ok(emulation);
     }
     let work = TrustedFolder::temporary()?;
     let library = compile(&compiler.kernels, text, &work.path())?;
-    cache.and_then(|cache| cache.write(&name, &[&library])).or_else(|_| work.write(&name, &[&library]))
+    let emulation = Emulation::open(work.write(&name, &[&library])?)?;
+    // Without a cache, the next process compiles for itself.
+    let _ = cache.and_then(|cache| cache.write(&name, &[&library]));
+    Ok(emulation)
 }
 
 /// Compiles `text` in the folder `work`; gives the shared library's bytes.

@@ -2,6 +2,7 @@
 
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt as _;
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use super::*;
@@ -40,7 +41,7 @@ fn emulation() -> Arc<Emulation> {
     static LOADED: OnceLock<(Folders, Arc<Emulation>)> = OnceLock::new();
     let (_, emulation) = LOADED.get_or_init(|| {
         let folders = folders(&[PROBES, OVERLAPPING].concat());
-        let emulation = Emulation::open(build(&folders.compiler, &PROBE).unwrap()).unwrap();
+        let emulation = build(&folders.compiler, &PROBE).unwrap();
         (folders, Arc::new(emulation))
     });
     emulation.clone()
@@ -142,7 +143,7 @@ fn a_program_has_the_kernels_that_its_macros_select() {
     let Folders { compiler, _root } = folders(text);
     for (more, names) in [("0", vec!["one"]), ("1", vec!["one", "two"])] {
         let program = Program { defines: vec![("MORE", more.to_string())], ..PROBE };
-        let emulation = Emulation::open(build(&compiler, &program).unwrap()).unwrap();
+        let emulation = build(&compiler, &program).unwrap();
         assert_eq!(emulation.entries.keys().collect::<Vec<_>>(), names);
         assert_eq!(emulation.parameters("one").unwrap(), [4]);
     }
@@ -156,47 +157,75 @@ fn path_of(file: &File) -> String {
     fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd())).unwrap().to_string_lossy().into_owned()
 }
 
+/// The one library in the compiler's cache.
+fn kept(compiler: &Compiler) -> PathBuf {
+    fs::read_dir(&compiler.cache).unwrap().next().unwrap().unwrap().path()
+}
+
 #[test]
 fn a_second_build_loads_the_library_of_the_cache() {
     let Folders { compiler, _root } = folders(ONE);
-    let paths = [0; 2].map(|_| path_of(&build(&compiler, &PROBE).unwrap()));
-    assert_eq!(paths[0], paths[1]);
-    assert!(Path::new(&paths[0]).starts_with(&compiler.cache), "{paths:?}");
+    drop(build(&compiler, &PROBE).unwrap());
+    let emulation = build(&compiler, &PROBE).unwrap();
+    assert_eq!(Path::new(&path_of(&emulation._file)), kept(&compiler));
+}
+
+#[test]
+fn a_library_that_cannot_be_loaded_is_built_again() {
+    let Folders { compiler, _root } = folders(ONE);
+    drop(build(&compiler, &PROBE).unwrap());
+    let library = kept(&compiler);
+    // In a file of its own: a library that is loaded still must keep its pages.
+    fs::remove_file(&library).and_then(|()| fs::write(&library, "of another machine")).unwrap();
+    assert!(build(&compiler, &PROBE).unwrap().entries.contains_key("probe"));
+    assert!(fs::metadata(kept(&compiler)).unwrap().len() > 1000, "the cache keeps what cannot be loaded");
+}
+
+#[test]
+fn what_cannot_be_loaded_is_not_kept() {
+    let Folders { compiler, _root } =
+        folders("extern int nowhere;\nextern \"C\" __global__ void probe(float *x) { x[0] = nowhere; }\n");
+    let error = format!("{:#}", build(&compiler, &PROBE).unwrap_err());
+    assert!(error.contains("failed to load the compiled library") && error.contains("nowhere"), "{error}");
+    assert_eq!(fs::read_dir(&compiler.cache).unwrap().count(), 0);
 }
 
 #[test]
 fn without_a_cache_the_library_is_loaded_from_a_private_folder_that_is_removed() {
     let Folders { mut compiler, _root } = folders(ONE);
     compiler.cache = compiler.kernels.join("probe.cu").join("cache");
-    let library = build(&compiler, &PROBE).unwrap();
-    let path = path_of(&library);
+    let emulation = build(&compiler, &PROBE).unwrap();
+    let path = path_of(&emulation._file);
     assert!(Path::new(&path).starts_with(std::env::temp_dir()) && path.ends_with(" (deleted)"), "{path}");
     assert!(!Path::new(&path).parent().unwrap().exists(), "{path} is left behind");
-    assert!(Emulation::open(library).unwrap().entries.contains_key("probe"));
+    assert!(emulation.entries.contains_key("probe"));
 }
 
 #[test]
 fn a_library_is_loaded_from_memory_where_its_folder_takes_no_code() {
     let Folders { compiler, _root } = folders(ONE);
-    let copy = in_memory(&build(&compiler, &PROBE).unwrap()).unwrap();
+    let copy = in_memory(&build(&compiler, &PROBE).unwrap()._file).unwrap();
     assert!(path_of(&copy).starts_with("/memfd:"));
     assert!(Emulation::open(copy).unwrap().entries.contains_key("probe"));
 }
 
-/// Text in place of a library: if it were loaded, opening would fail.
 #[test]
 fn a_library_that_others_could_have_planted_is_not_loaded() {
     let Folders { compiler, _root } = folders(ONE);
     drop(build(&compiler, &PROBE).unwrap());
-    let planted = fs::read_dir(&compiler.cache).unwrap().next().unwrap().unwrap().path();
-    // In a file of its own: a library that is loaded still must keep its pages.
-    let plant = || fs::remove_file(&planted).and_then(|()| fs::write(&planted, "planted")).unwrap();
+    let planted = kept(&compiler);
+    let other = folders(&ONE.replace("probe", "planted"));
+    drop(build(&other.compiler, &PROBE).unwrap());
+    let library = kept(&other.compiler);
+    let plant = || fs::remove_file(&planted).and_then(|()| fs::copy(&library, &planted)).unwrap();
+    let names = || build(&compiler, &PROBE).unwrap().entries.into_keys().collect::<Vec<_>>();
     plant();
     fs::set_permissions(&planted, Permissions::from_mode(0o666)).unwrap();
-    assert!(Emulation::open(build(&compiler, &PROBE).unwrap()).is_ok(), "a file that others can write to");
+    assert_eq!(names(), ["probe"], "a file that others can write to");
     plant();
+    assert_eq!(names(), ["planted"], "the user's own file is not looked into");
     fs::set_permissions(&compiler.cache, Permissions::from_mode(0o777)).unwrap();
-    assert!(Emulation::open(build(&compiler, &PROBE).unwrap()).is_ok(), "a folder that others can write to");
+    assert_eq!(names(), ["probe"], "a folder that others can write to");
 }
 
 /// `first` adds one to each of 96 floats; the others follow it and may overlap with it.
