@@ -16,7 +16,7 @@ use crate::harness::handout::HandoutProblem;
 use crate::harness::named_files::require_writable;
 use crate::harness::store::{Layout, write_atomically};
 use crate::printable::{distinct_name, indented, printable, shown_path};
-use crate::root::require_own_way;
+use crate::root::{self, require_own_way};
 
 /// The CSV's name in the output folder.
 const TABLE: &str = "grades.csv";
@@ -51,6 +51,7 @@ pub fn run(
     require_apart(output, &subjects, folder)?;
     require_writable([output.join(TABLE).as_path()])?;
     let _claimed = Output::claim(output)?;
+    let mut earlier = EarlierTable::read(output)?;
     let (mut rows, mut is_whole, printer) = (Vec::<Row>::new(), true, Printer { outlives: true });
     for subject in subjects {
         let name = distinct_name(subject.file_name().unwrap_or_default());
@@ -68,8 +69,10 @@ pub fn run(
             is_whole = false;
         }
         rows.push(row);
+        earlier.keep()?;
         write_atomically(&output.join(TABLE), table(&rows, &problems).as_bytes())?;
     }
+    earlier.end(&rows, &problems, checks.is_empty())?;
     printer.line(format!("{} subjects; {} has a row for each", rows.len(), shown_path(output.join(TABLE))));
     is_whole &= rows.iter().all(|row| row.note.is_ok() && row.earned() >= row.possible());
     Ok(if is_whole { Ended::Well } else { Ended::WithFindings })
@@ -107,6 +110,50 @@ impl Drop for Output<'_> {
             // Fails where there is a file in it.
             let _ = fs::remove_dir(self.path);
         }
+    }
+}
+
+/// The table of a run before this one. It is kept beside the new one, unless that has in the end all that it had.
+struct EarlierTable {
+    bytes: Vec<u8>,
+    /// Where it is kept, once the first row has replaced it.
+    copy: Option<PathBuf>,
+    table: PathBuf,
+}
+
+impl EarlierTable {
+    /// Errors: there is a table that cannot be read.
+    fn read(output: &Path) -> Result<Self> {
+        let table = output.join(TABLE);
+        let read = || root::read(&table).with_context(|| format!("reading {}", shown_path(&table)));
+        let bytes = if table.is_file() { read()? } else { Vec::new() };
+        Ok(Self { bytes, copy: None, table })
+    }
+
+    /// Writes it beside the table, once, and says where.
+    fn keep(&mut self) -> Result<()> {
+        if self.bytes.is_empty() || self.copy.is_some() {
+            return Ok(());
+        }
+        let names = (1..).map(|n| if n == 1 { format!("{TABLE}.before") } else { format!("{TABLE}.before-{n}") });
+        let mut free = names.map(|name| self.table.with_file_name(name)).filter(|to| fs::symlink_metadata(to).is_err());
+        let copy = self.copy.insert(free.next().context("there are endlessly many names")?);
+        write_atomically(copy, &self.bytes)?;
+        eprintln!("the table of the run before is kept as {} until this one has all of it", shown_path(copy));
+        Ok(())
+    }
+
+    /// Removes what is kept if the new table has its columns and a row for each of its subjects, and each check has run.
+    fn end(self, rows: &[Row], problems: &[&HandoutProblem], is_of_all_checks: bool) -> Result<()> {
+        let Some(copy) = self.copy else { return Ok(()) };
+        let earlier = String::from_utf8_lossy(&self.bytes);
+        let begins: Vec<String> = rows.iter().map(|row| csv_field(row.name.clone()) + ",").collect();
+        let has_row = |line: &str| begins.iter().any(|begin| line.starts_with(begin));
+        let has_columns = earlier.lines().next() == table(&[], problems).lines().next();
+        if is_of_all_checks && has_columns && earlier.lines().skip(1).all(has_row) {
+            fs::remove_file(&copy).with_context(|| format!("removing {}", shown_path(&copy)))?;
+        }
+        Ok(())
     }
 }
 

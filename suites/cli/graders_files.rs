@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
+use super::subject::Graded;
 use super::*;
 
 #[test]
@@ -220,4 +221,40 @@ fn a_file_for_graders_that_lies_among_a_subjects_files_is_refused_before_it_is_w
     }
     assert_eq!(fs::read_to_string(tree.path("victim")).unwrap(), "kept");
     assert!(!tree.path("subject/new.xml").exists());
+}
+
+#[test]
+fn a_table_of_an_earlier_run_is_kept_until_a_new_one_has_all_of_it() {
+    let graded = Graded::new();
+    let grading = || graded.grading(&["flash_forward", "--subjects", "subjects"]);
+    let text = |name: &str| fs::read_to_string(graded.tree.path("grades").join(name)).unwrap_or_default();
+    let has = |name: &str, rows: &[&str]| {
+        let table = text(name);
+        let names = table.lines().skip(1).map(|line| line.split(',').next().unwrap());
+        assert_eq!(names.collect::<Vec<_>>(), rows, "{name}: {table}");
+    };
+    graded.write("ada", "");
+    let bob = graded.write("bob", "").join("adapters.py");
+    for _ in 0..2 {
+        let said = output_text(&grading().output().unwrap());
+        assert!(said.contains("2 subjects; "), "{said}");
+        has("grades.csv", &["ada", "bob"]);
+        assert_eq!(text("grades.csv.before"), "", "the second table has all of the first");
+    }
+    fs::write(bob, "import time\ntime.sleep(3600)\n").unwrap();
+    let interrupted = grading().stderr(Stdio::piped()).spawn().unwrap();
+    let is_replaced = || text("grades.csv").lines().count() == 2;
+    assert!(wait_until(Duration::from_secs(60), is_replaced), "ada has no row");
+    assert!(Command::new("kill").args(["-INT", &interrupted.id().to_string()]).status().unwrap().success());
+    let said = output_text(&interrupted.wait_with_output().unwrap());
+    assert!(said.contains("kept as grades/grades.csv.before until this one has all of it"), "{said}");
+    has("grades.csv", &["ada"]);
+    has("grades.csv.before", &["ada", "bob"]);
+
+    fs::rename(graded.tree.path("subjects/bob"), graded.tree.path("subjects/zoe")).unwrap();
+    graded.write("zoe", "");
+    assert!(output_text(&grading().arg("--check").arg("large_scores").output().unwrap()).contains("2 subjects; "));
+    has("grades.csv", &["ada", "zoe"]);
+    has("grades.csv.before", &["ada", "bob"]);
+    has("grades.csv.before-2", &["ada"]);
 }
