@@ -35,8 +35,6 @@ pub const ROWS: i64 = 32;
 /// Both models' seed, on every rank.
 pub const SEED: i64 = 42;
 pub const ADAMW: AdamWOptions = AdamWOptions { lr: 0.1, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 };
-/// That of a second group.
-const SECOND_ADAMW: AdamWOptions = AdamWOptions { lr: ADAMW.lr / 2.0, weight_decay: 0.0, ..ADAMW };
 /// `numpy.testing.assert_allclose`'s defaults, which the test uses. The owner must compute exactly as the unsharded
 /// optimizer does, and the other ranks must copy its result.
 pub const RTOL: f64 = 1e-7;
@@ -47,6 +45,7 @@ pub const ATOL: f64 = 0.0;
 pub struct ShardedCase {
     pub blueprint: Blueprint,
     pub seed: i64,
+    pub adamw: AdamWOptions,
     /// Parameters from this index on form a second group with half the learning rate and no weight decay.
     pub second_group_from: Option<usize>,
     /// The step at which the second group is added; until then it is frozen.
@@ -57,7 +56,7 @@ pub struct ShardedCase {
 
 impl ShardedCase {
     pub fn official(blueprint: Blueprint, options: Options) -> Self {
-        Self { blueprint, seed: SEED, second_group_from: None, joins_at_step: 0, options }
+        Self { blueprint, seed: SEED, adamw: ADAMW, second_group_from: None, joins_at_step: 0, options }
     }
 }
 
@@ -163,7 +162,7 @@ pub fn train<L: ShardedLearner>(
     let single = Toy::new(&case.blueprint, &generator)?.deep_copy(device)?;
     let (first, later) = case.groups(&single);
     let mut replica = make(single.deep_copy(device)?)?;
-    let (mut first_adamw, mut second_adamw) = (adamw_for(device, ADAMW)?, adamw_for(device, SECOND_ADAMW)?);
+    let (mut first_adamw, mut second_adamw) = (adamw_for(device, case.adamw)?, adamw_for(device, case.second_adamw())?);
     freeze(&later, true)?;
     for step in 0..STEPS {
         if step == case.joins_at_step && case.second_group_from.is_some() {
@@ -203,6 +202,11 @@ impl ShardedCase {
     fn rows(&self, generator: &Generator) -> Result<[Tensor; 2]> {
         let x = generator.rand(&[ROWS, self.blueprint.d_in()], Kind::Float)?;
         Ok([x, generator.rand(&[ROWS, self.blueprint.d_out()], Kind::Float)?])
+    }
+
+    /// That of the second group.
+    fn second_adamw(&self) -> AdamWOptions {
+        AdamWOptions { lr: self.adamw.lr / 2.0, weight_decay: 0.0, ..self.adamw }
     }
 
     /// The parameters of the first group, and the trained ones of the second.
@@ -252,6 +256,7 @@ impl ShardedLearner for SubjectRank {
 struct OurSharded {
     network: Toy,
     later: Vec<(String, Tensor)>,
+    later_adamw: AdamWOptions,
     optimizer: TestedOptimizer,
     stepped: Arc<Mutex<BTreeMap<String, usize>>>,
 }
@@ -260,10 +265,10 @@ impl OurSharded {
     fn new(optimizer: &str, case: &ShardedCase, network: Toy, collective: &Shared) -> Result<Self> {
         let (first, later) = case.groups(&network);
         let stepped = Arc::default();
-        let group = ParamGroup::new(first, Recorded::adamw(collective.device(), ADAMW, &stepped)?);
+        let group = ParamGroup::new(first, Recorded::adamw(collective.device(), case.adamw, &stepped)?);
         let optimizer = TestedOptimizer::new(optimizer, group, collective, &case.options)?;
         freeze(&later, true)?;
-        Ok(Self { network, later, optimizer, stepped })
+        Ok(Self { network, later, later_adamw: case.second_adamw(), optimizer, stepped })
     }
 }
 
@@ -283,7 +288,7 @@ impl ShardedLearner for OurSharded {
     fn join_second_group(&mut self) -> Result<()> {
         freeze(&self.later, false)?;
         let device = self.network.named_parameters()[0].1.device();
-        let group = ParamGroup::new(&self.later, Recorded::adamw(device, SECOND_ADAMW, &self.stepped)?);
+        let group = ParamGroup::new(&self.later, Recorded::adamw(device, self.later_adamw, &self.stepped)?);
         self.optimizer.add(group)
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
-use tch::Tensor;
+use tch::{Device, Kind, Tensor};
 
 use super::attention::{drawn_inputs, official_inputs};
 use super::data_parallel::{WORLD_SIZE, verdict};
@@ -17,10 +17,12 @@ use crate::collective::ranks::{Launch, RankTask, launch, parse_input};
 use crate::error::NotGraded;
 use crate::harness::problem::Verdict;
 use crate::harness::subject::Subject;
+use crate::model::optim::AdamWOptions;
 use crate::model::toy::Blueprint;
 use crate::parallel::Options;
 use crate::subject::attention::{FlashFunction, SubjectAttention};
-use crate::subject::rank::{Adapter, SubjectRank, Trainee};
+use crate::subject::rank::{Adapter, OptimizerClass, SubjectRank, Trainee};
+use crate::torch::Generator;
 
 pub const TASK: RankTask = RankTask { name: "subject", run: on_rank };
 
@@ -126,14 +128,39 @@ pub fn data_parallel(subject: &Subject, blueprint: &Blueprint, bucket_sizes_mb: 
 
 /// The official test of the sharded optimizer on one model, and that each value's state is kept by one rank.
 pub fn sharded(subject: &Subject, blueprint: &Blueprint) -> Result<Verdict> {
+    sharded_around(subject, blueprint, OptimizerClass::AdamW, ADAMW)
+}
+
+/// As [`sharded`], around Adam with hyperparameters that no constructor has by itself: the handout's optimizer is of an arbitrary
+/// class, which gets all arguments.
+pub fn sharded_adam(subject: &Subject, blueprint: &Blueprint) -> Result<Verdict> {
+    let drawn = Generator::new(Device::Cpu, subject.seed_for(500))?.rand(&[4], Kind::Double)?;
+    let drawn = Vec::<f64>::try_from(drawn)?;
+    let between = |low: f64, high: f64, at: usize| low + (high - low) * drawn[at];
+    let adam = AdamWOptions {
+        lr: between(0.02, 0.1, 0),
+        beta1: between(0.5, 0.8, 1),
+        beta2: between(0.9, 0.99, 2),
+        eps: between(0.1, 1.0, 3),
+        weight_decay: 0.0,
+    };
+    sharded_around(subject, blueprint, OptimizerClass::Adam, adam)
+}
+
+fn sharded_around(
+    subject: &Subject,
+    blueprint: &Blueprint,
+    class: OptimizerClass,
+    adamw: AdamWOptions,
+) -> Result<Verdict> {
     let case = ShardedCase {
         seed: subject.seed_for(400),
+        adamw,
         ..ShardedCase::official(blueprint.clone(), Options { bucket_size_mb: 1.0 })
     };
     let case = case.well_conditioned(SHARDED_TOLERANCES);
     let case = case.map_err(|error| NotGraded::while_doing("drawing the case of a sharded optimizer", error))?;
-    let adapter = Adapter::Sharded(ADAMW);
-    let seen: Vec<Seen> = on_ranks(subject, adapter, Work::Sharded(case))?;
+    let seen: Vec<Seen> = on_ranks(subject, Adapter::Sharded(class, adamw), Work::Sharded(case))?;
     verdict(sharded_protocol::report(seen, |_| sharded_protocol::subject_padding(WORLD_SIZE)))
 }
 

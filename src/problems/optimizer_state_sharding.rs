@@ -12,7 +12,7 @@ use crate::checks::data_parallel::{
 use crate::checks::golden::{self, training::compare_trainers};
 use crate::checks::protocol::Trial;
 use crate::checks::sharded_protocol::{self, ADAMW, ShardedCase};
-use crate::checks::subject::{golden_training, sharded};
+use crate::checks::subject::{golden_training, sharded, sharded_adam};
 use crate::harness::answer::{Answer, Audience, Records};
 use crate::harness::problem::{Check, Problem, Verdict};
 use crate::harness::subject::{Subject, SubjectCheck};
@@ -66,6 +66,7 @@ const GOLDEN_CASES: [(&str, &[u8]); 2] = [
 pub const SUBJECT: &[SubjectCheck] = &[
     subject("toy_model", |s| sharded(s, &Blueprint::toy())),
     subject("tied_weights", |s| sharded(s, &Blueprint::tied())),
+    subject("another_optimizer", |s| sharded_adam(s, &Blueprint::toy())),
     subject("golden_cases", |s| golden_training(&GOLDEN_CASES, s, |_| true)),
 ];
 
@@ -90,6 +91,7 @@ pub fn random_groups(optimizer: &str) -> Result<Verdict> {
 fn any_case() -> impl Strategy<Value = ShardedCase> {
     (any_blueprint(), any_options(), 0..1000i64, any::<bool>(), 0..3usize, 0..6i64).prop_map(
         |(blueprint, options, seed, grouped, split, joins_at_step)| ShardedCase {
+            adamw: ADAMW,
             // The first layer's weight trains, so that there is always something to train in the first group.
             second_group_from: grouped.then_some(1 + usize::from(blueprint.fixed_parameter) + split),
             blueprint,

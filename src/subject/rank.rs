@@ -30,8 +30,27 @@ pub enum Adapter {
     Individual { lr: f64 },
     /// Overlaps buckets of at most this size; plain gradient descent.
     Bucketed { lr: f64, bucket_size_mb: f64 },
-    /// Divides AdamW's state.
-    Sharded(AdamWOptions),
+    /// Divides the state of an optimizer of this class.
+    Sharded(OptimizerClass, AdamWOptions),
+}
+
+/// A class of `torch.optim` for an adapter to wrap.
+#[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
+pub enum OptimizerClass {
+    AdamW,
+    /// AdamW without weight decay, which it is not given: AdamW's own default is another.
+    Adam,
+}
+
+impl OptimizerClass {
+    /// The arguments of its constructor.
+    fn arguments(self, options: &AdamWOptions) -> Value {
+        let AdamWOptions { lr, beta1, beta2, eps, weight_decay } = *options;
+        match self {
+            Self::AdamW => json!({ "lr": lr, "betas": [beta1, beta2], "eps": eps, "weight_decay": weight_decay }),
+            Self::Adam => json!({ "lr": lr, "betas": [beta1, beta2], "eps": eps }),
+        }
+    }
 }
 
 impl Adapter {
@@ -39,7 +58,7 @@ impl Adapter {
         match self {
             Self::Individual { .. } => "get_ddp_individual_parameters",
             Self::Bucketed { .. } => "get_ddp_bucketed",
-            Self::Sharded(_) => "get_sharded_optimizer",
+            Self::Sharded(..) => "get_sharded_optimizer",
         }
     }
 
@@ -48,7 +67,7 @@ impl Adapter {
         match self {
             Self::Individual { .. } => &["ddp_individual_parameters_on_after_backward"],
             Self::Bucketed { .. } => &["ddp_bucketed_on_after_backward", "ddp_bucketed_on_train_batch_start"],
-            Self::Sharded(_) => &[],
+            Self::Sharded(..) => &[],
         }
     }
 
@@ -64,7 +83,13 @@ impl Adapter {
         match self {
             Self::Individual { lr } => replicate(*lr, None),
             Self::Bucketed { lr, bucket_size_mb } => replicate(*lr, Some(*bucket_size_mb)),
-            Self::Sharded(adamw) => ("shard", json!({ "adapter": adapter, "blueprint": blueprint, "adamw": adamw })),
+            Self::Sharded(class, options) => {
+                let arguments = class.arguments(options);
+                (
+                    "shard",
+                    json!({ "adapter": adapter, "blueprint": blueprint, "optimizer": class, "arguments": arguments }),
+                )
+            }
         }
     }
 }
@@ -190,7 +215,7 @@ impl SubjectRank {
             network.named_parameters().iter().map(|(name, t)| (format!("init.{name}"), t)).collect();
         let (job, settings) = trainee.adapter.job(blueprint);
         let (_, values) = process.exchange(job, settings, &parameters, adapter)?;
-        let is_sharded = matches!(trainee.adapter, Adapter::Sharded(_));
+        let is_sharded = matches!(trainee.adapter, Adapter::Sharded(..));
         let unsharded = is_sharded.then(|| network.deep_copy(Device::Cpu)).transpose()?;
         let fault_file = fault_file.into();
         let mut started = Self { process, adapter, network, unsharded, fault_file, stepped_numel: 0 };

@@ -67,7 +67,7 @@ impl TimedSteps {
         let settings = json!({
             "adapter": name, "hooks": self.adapter.hooks(), "config": config, "dtype": dtype,
             "adamw": AdamWOptions::default(), "bucket_size_mb": bucket_size_mb,
-            "shards": matches!(self.adapter, Adapter::Sharded(_)),
+            "shards": matches!(self.adapter, Adapter::Sharded(..)),
         });
         let nothing = ("nothing".to_string(), Tensor::from_slice(&[0f32]));
         let given: Vec<(&str, &Tensor)> =

@@ -71,6 +71,9 @@ const SHARDED: &[Bug] = &[
         "away from the unsharded optimizer's of the same",
     ),
     ("decay_forgotten", "optimizer_state_sharding", "toy_model", UNEQUAL),
+    ("betas_forgotten", "optimizer_state_sharding", "another_optimizer", UNEQUAL),
+    ("eps_forgotten", "optimizer_state_sharding", "another_optimizer", UNEQUAL),
+    ("always_adamw", "optimizer_state_sharding", "another_optimizer", UNEQUAL),
 ];
 
 #[rstest]

@@ -155,20 +155,21 @@ def values_of(moments: list[Tensor]) -> int:
 
 
 class Sharded:
-    """A network and the subject's sharded optimizer around AdamW, and beside them, as in the official test, a copy of the network
-    and an AdamW that is not sharded: in one process the two must agree in nearly every bit.
+    """A network and the subject's sharded optimizer around one of PyTorch's, and beside them, as in the official test, a copy of
+    the network and an optimizer that is not sharded: in one process the two must agree in nearly every bit.
     """
 
     def __init__(self, adapter: Callable, calling: Calling) -> None:
         self.adapter = adapter
         self.calling = calling
 
-    def start(self, blueprint: dict, inputs: str, outputs: str, adamw: dict) -> dict:
+    def start(self, blueprint: dict, inputs: str, outputs: str, optimizer: str, arguments: dict) -> dict:
         self.network = Network(blueprint, inputs)
-        adamw["betas"] = (adamw.pop("beta1"), adamw.pop("beta2"))
+        wrapped = getattr(torch.optim, optimizer)
+        arguments["betas"] = tuple(arguments["betas"])
         self.whole = copy.deepcopy(self.network)
-        self.whole_optimizer = torch.optim.AdamW(self.whole.parameters(), **adamw)
-        self.optimizer = self.adapter(self.network.parameters(), torch.optim.AdamW, **adamw)
+        self.whole_optimizer = wrapped(self.whole.parameters(), **arguments)
+        self.optimizer = self.adapter(self.network.parameters(), wrapped, **arguments)
         self._write(outputs)
         return {}
 

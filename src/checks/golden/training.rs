@@ -72,7 +72,7 @@ pub fn compare_adapters(
     let method = Method::of(case, &training)?;
     let mut comparisons = Vec::new();
     for adapter in method.adapters().into_iter().filter(is_meant) {
-        let (name, is_sharded) = (adapter.name(), matches!(adapter, Adapter::Sharded(_)));
+        let (name, is_sharded) = (adapter.name(), matches!(adapter, Adapter::Sharded(..)));
         let train = |trainee: &Trainee| training.train(&method, &[name], Some(trainee));
         let (folder, stepped) = Trainee::launch(subject, adapter, train)?;
         let padding = subject_padding(stepped.len());

@@ -3,7 +3,7 @@
 use anyhow::Result;
 use tch::{Device, Tensor};
 
-use super::{ADAMW, ROWS, STEPS, ShardedCase, squared_error};
+use super::{ROWS, STEPS, ShardedCase, squared_error};
 use crate::model::optim::{AdamW, Optimizer as _};
 use crate::model::toy::Toy;
 use crate::torch::Generator;
@@ -51,7 +51,7 @@ impl ShardedCase {
     fn trained_alone(&self, order: Option<&Tensor>) -> Result<Vec<Tensor>> {
         let generator = Generator::new(Device::Cpu, self.seed)?;
         let network = Toy::new(&self.blueprint, &generator)?;
-        let mut adamw = AdamW::new(ADAMW)?;
+        let mut adamw = AdamW::new(self.adamw)?;
         let mut values = Vec::new();
         for _ in 0..STEPS {
             let [mut x, mut y] = self.rows(&generator)?;

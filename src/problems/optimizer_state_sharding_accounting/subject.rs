@@ -8,7 +8,7 @@ use crate::bench::ddp_step::beside::{Beside, BesideOurs, answer};
 use crate::harness::problem::{Measured, Problem};
 use crate::model::optim::AdamWOptions;
 use crate::parallel::trainer::SHARDED_OPTIMIZER;
-use crate::subject::rank::Adapter;
+use crate::subject::rank::{Adapter, OptimizerClass};
 
 pub const PROBLEM: Problem = Problem {
     name: "optimizer_state_sharding_accounting",
@@ -25,7 +25,7 @@ impl BesideOurs for Sharded {
     const STRATEGIES: &'static [&'static str] = &[BESIDE_SHARDED, SHARDED_OPTIMIZER];
 
     fn adapter(_: &Params) -> Adapter {
-        Adapter::Sharded(AdamWOptions::default())
+        Adapter::Sharded(OptimizerClass::AdamW, AdamWOptions::default())
     }
 
     fn validate(params: &Params) -> Result<()> {

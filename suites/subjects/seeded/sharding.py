@@ -11,6 +11,12 @@ class Sharded(torch.optim.Optimizer):
         params = list(params)
         if has("decay_forgotten"):
             kwargs["weight_decay"] = 0.0
+        if has("betas_forgotten"):
+            del kwargs["betas"]
+        if has("eps_forgotten"):
+            del kwargs["eps"]
+        if has("always_adamw"):
+            optimizer_cls = torch.optim.AdamW
         super().__init__(params, kwargs)
         self.owner = {parameter: number % dist.get_world_size() for number, parameter in enumerate(params)}
         mine = [parameter for parameter in params if self.owner[parameter] == dist.get_rank()]

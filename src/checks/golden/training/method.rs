@@ -15,7 +15,7 @@ use crate::model::optim::{AdamW, AdamWOptions, Sgd};
 use crate::model::toy::{Blueprint, Toy};
 use crate::parallel::sharded_optimizer::ParamGroup;
 use crate::parallel::{Options, Replica};
-use crate::subject::rank::{Adapter, SubjectRank, Trainee};
+use crate::subject::rank::{Adapter, OptimizerClass, SubjectRank, Trainee};
 
 /// ZeRO-1's bucket size in a case of `sharded_optimizer`, small enough for several buckets.
 const OPTIONS: Options = Options { bucket_size_mb: 0.0016 };
@@ -38,7 +38,7 @@ impl Method {
             Self::DataParallel { lr, options: Options { bucket_size_mb } } => {
                 vec![Adapter::Individual { lr: *lr }, Adapter::Bucketed { lr: *lr, bucket_size_mb: *bucket_size_mb }]
             }
-            Self::ShardedOptimizer(adamw) => vec![Adapter::Sharded(*adamw)],
+            Self::ShardedOptimizer(adamw) => vec![Adapter::Sharded(OptimizerClass::AdamW, *adamw)],
         }
     }
 
