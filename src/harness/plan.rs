@@ -126,9 +126,9 @@ pub fn staleness<'a>(
 /// The name of the subject's code among the hashes of a case.
 pub const SUBJECT: &str = "subject";
 
-/// The kernels that a problem's figures depend on, and the subject's code, each with its present hash. A CPU runs no kernels.
+/// The kernels that a problem's figures depend on, and the subject's code, each with its present hash.
 pub fn code_hashes(layout: &Layout, measured: &Measured, profile: Profile) -> Result<BTreeMap<String, String>> {
-    let kernels = if profile == Profile::Cpu { &[] } else { measured.kernels };
+    let kernels = if profile == Profile::Cpu && !measured.is_emulated { &[] } else { measured.kernels };
     let kernels = kernels.iter().map(|name| Ok((name.to_string(), layout.kernel_hash(name)?)));
     let subject = layout.subject.iter().map(|subject| Ok((SUBJECT.into(), subject.hash()?)));
     kernels.chain(subject).collect()

@@ -63,6 +63,8 @@ pub trait Measure {
     const REVISION: u32;
     /// File names under `kernels/` whose change makes a record stale.
     const KERNELS: &'static [&'static str] = &[];
+    /// Whether its cases run these kernels in the emulator on a CPU. Those of other problems run none there.
+    const IS_EMULATED: bool = false;
 
     /// The kernels of [`Self::KERNELS`] that a case runs.
     fn kernels(_params: &Self::Params) -> &'static [&'static str] {
@@ -108,6 +110,7 @@ pub trait Measure {
 pub struct Measured {
     pub revision: u32,
     pub kernels: &'static [&'static str],
+    pub is_emulated: bool,
     pub kernels_of: fn(&Value) -> Vec<&'static str>,
     /// Parses and validates one case of a profile, and returns its canonical form with every default filled in.
     pub parse: fn(&Value, Profile) -> Result<Value>,
@@ -123,6 +126,7 @@ impl Measured {
         Self {
             revision: M::REVISION,
             kernels: M::KERNELS,
+            is_emulated: M::IS_EMULATED,
             kernels_of: kernels_of::<M>,
             parse: parse::<M>,
             check_row: check_row::<M>,

@@ -146,6 +146,7 @@ impl Measure for Attestation {
     type Row = Row;
     const REVISION: u32 = 3;
     const KERNELS: &'static [&'static str] = FLASH_KERNELS;
+    const IS_EMULATED: bool = true;
 
     fn kernels(params: &Params) -> &'static [&'static str] {
         params.implementation.tried().kernels
