@@ -69,3 +69,23 @@ fn a_program_that_was_replaced_goes_on_with_workers_of_its_own_version() {
     assert!(recorded.len() == 8 && failed <= 1, "{recorded:?}");
     require_intact(&tree, &[]);
 }
+
+/// On a CPU the trials of `flash_backward` run their kernels in the emulator.
+#[test]
+fn a_trial_in_the_emulator_is_stale_once_its_kernel_is_edited() {
+    const TRIALS: &str = "flash_backward";
+    let tree = Tree::new();
+    let accepted = Layout::at(env!("CARGO_MANIFEST_DIR").into()).accepted(Profile::Cpu, TRIALS);
+    let local = tree.layout().local(Profile::Cpu, TRIALS);
+    fs::create_dir_all(local.parent().unwrap()).unwrap();
+    fs::copy(accepted, local).unwrap();
+    let planned = || output_text(&tree.run(&["measure", TRIALS, "--profile", "cpu", "--resume", "--dry-run"]));
+    assert!(planned().contains("nothing to measure"), "{}", planned());
+    let kernel = tree.path("kernels/flash_forward.cu");
+    let edited = fs::read_to_string(&kernel).unwrap() + "__device__ int edited;\n";
+    fs::write(kernel, edited).unwrap();
+    let said = planned();
+    let (hopper, portable) =
+        (said.matches("implementation=hopper").count(), said.matches("implementation=portable").count());
+    assert_eq!((hopper, portable), (2, 0), "{said}");
+}
