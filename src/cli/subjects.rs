@@ -143,11 +143,13 @@ impl EarlierTable {
         Ok(())
     }
 
-    /// Removes what is kept if the new table has its columns and a row for each of its subjects, and each check has run.
+    /// Removes what is kept if the new table has its columns and, for each of its subjects, a row with no fewer points to earn: each
+    /// check has run, and none is "not graded" that was.
     fn end(self, rows: &[Row], problems: &[&HandoutProblem], is_of_all_checks: bool) -> Result<()> {
         let Some(copy) = self.copy else { return Ok(()) };
         let earlier = String::from_utf8_lossy(&self.bytes);
-        let begins: Vec<String> = rows.iter().map(|row| csv_field(row.name.clone()) + ",").collect();
+        let begin = |row: &Row| csv_field(row.name.clone()) + if row.note.is_ok() { "," } else { ",0,0," };
+        let begins: Vec<String> = rows.iter().map(begin).collect();
         let has_row = |line: &str| begins.iter().any(|begin| line.starts_with(begin));
         let has_columns = earlier.lines().next() == table(&[], problems).lines().next();
         if is_of_all_checks && has_columns && earlier.lines().skip(1).all(has_row) {

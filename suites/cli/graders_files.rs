@@ -241,6 +241,10 @@ fn a_table_of_an_earlier_run_is_kept_until_a_new_one_has_all_of_it() {
         has("grades.csv", &["ada", "bob"]);
         assert_eq!(text("grades.csv.before"), "", "the second table has all of the first");
     }
+    let said = output_text(&grading().env("PYTHON", "/bin/false").output().unwrap());
+    assert!(said.contains("not graded  ada") && text("grades.csv.before").contains("\nada,0,15,"), "{said}");
+    fs::rename(graded.tree.path("grades/grades.csv.before"), graded.tree.path("grades/grades.csv")).unwrap();
+
     fs::write(bob, "import time\ntime.sleep(3600)\n").unwrap();
     let interrupted = grading().stderr(Stdio::piped()).spawn().unwrap();
     let is_replaced = || text("grades.csv").lines().count() == 2;
