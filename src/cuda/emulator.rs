@@ -31,6 +31,9 @@ use crate::root::COMPILER_PATHS;
 /// The largest kernel takes a minute on two cores.
 const LIMIT: Duration = Duration::from_secs(600);
 
+/// Bytes of a compiler's words that an error repeats.
+const MOST_WORDS: usize = 1 << 14;
+
 /// How the emulator runs the launches of this thread.
 #[derive(Debug, Clone, Copy)]
 pub struct Settings {
@@ -189,7 +192,9 @@ fn run(command: &mut Command) -> Result<Vec<u8>> {
         needs: "a C++ compiler, to run kernels on the CPU".into(),
         has: format!("no {name:?} that starts and ends ({error}); set CXX"),
     })?;
-    ensure!(output.status.success(), "{name} failed:\n{}", String::from_utf8_lossy(&output.stderr).trim_end());
+    // The first error is the one to mend.
+    let said = String::from_utf8_lossy(&output.stderr[..output.stderr.len().min(MOST_WORDS)]);
+    ensure!(output.status.success(), "{name} failed ({}):\n{}", output.status, said.trim_end());
     Ok(output.stdout)
 }
 

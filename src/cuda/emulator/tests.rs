@@ -136,6 +136,19 @@ fn compile_errors_include_the_compilers_output() {
 }
 
 #[test]
+fn a_compiler_that_is_killed_or_says_too_much_is_named_with_how_it_ended() {
+    let error_of = |script: &str| format!("{:#}", super::run(Command::new("sh").args(["-c", script])).unwrap_err());
+    assert_eq!(super::run(Command::new("sh").args(["-c", "echo out"])).unwrap(), b"out\n");
+    assert!(error_of("kill -KILL $$").starts_with("sh failed (signal: 9 (SIGKILL))"));
+    let error = error_of("printf 'first\\351' >&2; yes | head -c 100000 >&2; exit 3");
+    assert!(
+        error.starts_with("sh failed (exit status: 3):\nfirst\u{fffd}y\n") && error.len() < 2 * MOST_WORDS,
+        "{}",
+        error.len()
+    );
+}
+
+#[test]
 fn a_program_has_the_kernels_that_its_macros_select() {
     let text = "// extern \"C\" __global__ void none(int)\n#include \"lib/hopper.cuh\"\n\
                 extern \"C\" __global__ void one(int x) {}\n#if MORE\nextern \"C\" __global__ void __launch_bounds__(2 * 64, 1)\n\
