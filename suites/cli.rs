@@ -82,6 +82,7 @@ impl Tree {
             ("report", "typ"),
             ("kernels", "cu"),
             ("kernels/lib", "cuh"),
+            ("kernels/emulator", "h"),
         ];
         for (folder, extension) in kinds {
             fs::create_dir(tree.path(folder)).unwrap();

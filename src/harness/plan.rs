@@ -105,7 +105,7 @@ pub fn staleness<'a>(
             return Some(format!("it is of revision {}, the problem is at {}", case.revision, measured.revision));
         }
         let names = (measured.kernels_of)(&case.params);
-        let needed = kernels.keys().filter(|name| *name == SUBJECT || names.contains(&name.as_str()));
+        let needed = kernels.keys().filter(|name| is_of_case(name, &names));
         let differs = |name: &&String| case.kernels.get(*name) != kernels.get(*name);
         if let Some(name) = case.kernels.keys().chain(needed).find(differs) {
             let code = if name == SUBJECT { "the subject's code".into() } else { format!("kernels/{name}") };
@@ -126,12 +126,23 @@ pub fn staleness<'a>(
 /// The name of the subject's code among the hashes of a case.
 pub const SUBJECT: &str = "subject";
 
-/// The kernels that a problem's figures depend on, and the subject's code, each with its present hash.
+/// The name of the emulator among them.
+const EMULATOR: &str = "emulator";
+
+/// Whether a case that runs these kernels depends on the code of this name.
+pub fn is_of_case(name: &str, kernels: &[&str]) -> bool {
+    name == SUBJECT || name == EMULATOR || kernels.contains(&name)
+}
+
+/// The kernels that a problem's figures depend on, the emulator where it runs them, and the subject's code, each with its present
+/// hash.
 pub fn code_hashes(layout: &Layout, measured: &Measured, profile: Profile) -> Result<BTreeMap<String, String>> {
-    let kernels = if profile == Profile::Cpu && !measured.is_emulated { &[] } else { measured.kernels };
+    let is_emulated = profile == Profile::Cpu && measured.is_emulated;
+    let kernels = if profile == Profile::Cpu && !is_emulated { &[] } else { measured.kernels };
     let kernels = kernels.iter().map(|name| Ok((name.to_string(), layout.kernel_hash(name)?)));
+    let emulator = is_emulated.then(|| Ok((EMULATOR.into(), layout.emulator_hash()?)));
     let subject = layout.subject.iter().map(|subject| Ok((SUBJECT.into(), subject.hash()?)));
-    kernels.chain(subject).collect()
+    kernels.chain(emulator).chain(subject).collect()
 }
 
 /// Takes the cases out of `file` that were measured with other code than `subject` has now: their figures are not its own. Returns

@@ -8,7 +8,7 @@ use anyhow::{Result, bail, ensure};
 use super::case::{CaseEnding, Measurement, MeasurementContext, Runner};
 use super::grade::CheckStatus;
 use super::manifest::peers_hash;
-use super::plan::{Pending, Plan, SUBJECT, code_hashes};
+use super::plan::{Pending, Plan, code_hashes, is_of_case};
 use super::problem::Problem;
 use super::provenance::{Facts, open_run};
 use super::record::{CaseRecord, Outcome, Run};
@@ -185,7 +185,7 @@ impl Runner<'_> {
         let plan = &mut session.plan;
         let names = (plan.measured.kernels_of)(&pending.params);
         let mut of_case = session.kernels.clone();
-        of_case.retain(|name, _| name == SUBJECT || names.contains(&name.as_str()));
+        of_case.retain(|name, _| is_of_case(name, &names));
         let case = CaseRecord {
             grid: pending.grid.clone(),
             params: pending.params.clone(),

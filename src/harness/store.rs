@@ -159,6 +159,23 @@ impl Layout {
         }
         Ok(sha256(text.as_bytes()))
     }
+
+    /// SHA-256 of the emulator's code, in `kernels/emulator/*.h`, which is compiled with each kernel that it runs.
+    pub fn emulator_hash(&self) -> Result<String> {
+        let folder = self.root.join("kernels/emulator");
+        let entries = fs::read_dir(&folder).context("failed to list kernels/emulator")?;
+        let mut names = entries.map(|entry| Ok(entry?.file_name())).collect::<io::Result<Vec<_>>>()?;
+        // An editor's file begins with a dot.
+        names.retain(|name| name.to_str().is_some_and(|name| name.ends_with(".h") && !name.starts_with('.')));
+        names.sort();
+        let mut text = String::new();
+        for name in names {
+            let path = folder.join(name);
+            let source = read_text(&path).with_context(|| format!("failed to read {}", self.display(&path)))?;
+            text += &code_of(&source);
+        }
+        Ok(sha256(text.as_bytes()))
+    }
 }
 
 /// The link that leads nowhere on the way to `path`, which may be the link.

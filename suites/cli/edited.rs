@@ -81,11 +81,14 @@ fn a_trial_in_the_emulator_is_stale_once_its_kernel_is_edited() {
     fs::copy(accepted, local).unwrap();
     let planned = || output_text(&tree.run(&["measure", TRIALS, "--profile", "cpu", "--resume", "--dry-run"]));
     assert!(planned().contains("nothing to measure"), "{}", planned());
-    let kernel = tree.path("kernels/flash_forward.cu");
-    let edited = fs::read_to_string(&kernel).unwrap() + "__device__ int edited;\n";
-    fs::write(kernel, edited).unwrap();
-    let said = planned();
-    let (hopper, portable) =
-        (said.matches("implementation=hopper").count(), said.matches("implementation=portable").count());
-    assert_eq!((hopper, portable), (2, 0), "{said}");
+    let edit = |file: &str| {
+        let path = tree.path("kernels").join(file);
+        let edited = fs::read_to_string(&path).unwrap() + "__device__ int edited;\n";
+        fs::write(path, edited).unwrap();
+    };
+    let planned = || ["hopper", "portable"].map(|name| planned().matches(&format!("implementation={name}")).count());
+    edit("flash_forward.cu");
+    assert_eq!(planned(), [2, 0], "of each two trials");
+    edit("emulator/block.h");
+    assert_eq!(planned(), [2, 2]);
 }
