@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use std::ffi::{CStr, c_char, c_uint, c_void};
 use std::fmt;
 use std::fs::{self, File};
-use std::io::{self, Seek as _};
+use std::io::{self, Read as _, Seek as _};
 use std::os::fd::AsRawFd as _;
 use std::path::Path;
 use std::process::Command;
@@ -30,6 +30,9 @@ use crate::root::COMPILER_PATHS;
 
 /// The largest kernel takes a minute on two cores.
 const LIMIT: Duration = Duration::from_secs(600);
+
+/// Of SHA-256 in hexadecimal.
+const DIGEST_CHARS: usize = 64;
 
 /// Bytes of a compiler's words that an error repeats.
 const MOST_WORDS: usize = 1 << 14;
@@ -127,8 +130,8 @@ pub fn load(program: &Program) -> Result<Arc<Emulation>> {
     })
 }
 
-/// `program`, loaded. A library of the cache that cannot be, such as one that another machine's compiler made, is built again; one
-/// that was just built is kept only if it can be.
+/// `program`, loaded. A library of the cache that is not whole, or that cannot be loaded, such as one that another machine's
+/// compiler made, is built again; one that was just built is kept only if it can be loaded.
 fn build(compiler: &Compiler, program: &Program) -> Result<Emulation> {
     let source = compiler.read(program)?;
     let emulator = compiler.headers("emulator", "h")?;
@@ -140,7 +143,7 @@ fn build(compiler: &Compiler, program: &Program) -> Result<Emulation> {
     let key = super::jit::digest(parts.into_iter().map(String::as_bytes));
     let name = format!("{}-emulated-{key}.so", program.file.trim_end_matches(".cu"));
     let cache = compiler.open_cache();
-    let kept = cache.as_ref().ok().and_then(|cache| cache.file(&name).ok());
+    let kept = cache.as_ref().ok().and_then(|cache| cache.file(&name).ok()).filter(is_whole);
     if let Some(emulation) = kept.and_then(|library| Emulation::open(library).ok()) {
         return Ok(emulation);
     }
@@ -148,8 +151,23 @@ fn build(compiler: &Compiler, program: &Program) -> Result<Emulation> {
     let library = compile(&compiler.kernels, text, &work.path())?;
     let emulation = Emulation::open(work.write(&name, &[&library])?)?;
     // Without a cache, the next process compiles for itself.
-    let _ = cache.and_then(|cache| cache.write(&name, &[&library]));
+    let _ = cache.and_then(|cache| cache.write(&name, &[&library, digest_of(&library).as_bytes()]));
     Ok(emulation)
+}
+
+/// What the cache has behind a library: the loader of one that was cut short would end the process.
+fn digest_of(library: &[u8]) -> String {
+    super::jit::digest([library].into_iter())
+}
+
+fn is_whole(kept: &File) -> bool {
+    let mut bytes = Vec::new();
+    let mut kept = kept;
+    if kept.read_to_end(&mut bytes).is_err() {
+        return false;
+    }
+    let end = bytes.len().saturating_sub(DIGEST_CHARS);
+    bytes[end..] == *digest_of(&bytes[..end]).as_bytes()
 }
 
 /// Compiles `text` in the folder `work`; gives the shared library's bytes.

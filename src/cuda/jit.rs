@@ -122,7 +122,8 @@ impl Compiler {
         Ok(Built { key, cubin, log, resources, origin })
     }
 
-    /// The cache of compiled programs. Where it is not trusted, this process compiles for itself, and prints the reason once.
+    /// The cache of compiled programs. Where it is not trusted, this process compiles for itself, and prints the reason once. Nobody
+    /// reads what a worker prints; `cs336 doctor` says it too.
     pub(super) fn open_cache(&self) -> Result<TrustedFolder> {
         static TOLD: Once = Once::new();
         TrustedFolder::open(&self.cache)

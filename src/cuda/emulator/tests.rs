@@ -184,14 +184,19 @@ fn a_second_build_loads_the_library_of_the_cache() {
 }
 
 #[test]
-fn a_library_that_cannot_be_loaded_is_built_again() {
+fn a_library_that_cannot_be_loaded_or_was_cut_short_is_built_again() {
     let Folders { compiler, _root } = folders(ONE);
     drop(build(&compiler, &PROBE).unwrap());
     let library = kept(&compiler);
-    // In a file of its own: a library that is loaded still must keep its pages.
-    fs::remove_file(&library).and_then(|()| fs::write(&library, "of another machine")).unwrap();
-    assert!(build(&compiler, &PROBE).unwrap().entries.contains_key("probe"));
-    assert!(fs::metadata(kept(&compiler)).unwrap().len() > 1000, "the cache keeps what cannot be loaded");
+    let whole = fs::read(&library).unwrap();
+    let foreign = [b"of another machine", digest_of(b"of another machine").as_bytes()].concat();
+    // With its header, such a library would be loaded up to where it ends.
+    for damaged in [&foreign, &whole[..whole.len() / 2], b""] {
+        // In a file of its own: a library that is loaded still must keep its pages.
+        fs::remove_file(&library).and_then(|()| fs::write(&library, damaged)).unwrap();
+        assert!(build(&compiler, &PROBE).unwrap().entries.contains_key("probe"));
+        assert!(fs::metadata(&library).unwrap().len() == whole.len() as u64, "the cache keeps what is damaged");
+    }
 }
 
 #[test]
