@@ -100,6 +100,8 @@ pub fn run_git(root: &Path, arguments: &[&str], interrupted: &dyn Fn() -> bool) 
         "-c",
         "core.checkStat=default",
         "-c",
+        "core.ignoreCase=false",
+        "-c",
         "core.trustctime=true",
         "-c",
         "core.hooksPath=/dev/null",
@@ -127,7 +129,7 @@ fn from_git(root: &Path, interrupted: &dyn Fn() -> bool) -> Result<Result<Commit
     let questions = [
         vec!["rev-parse", "HEAD", "--show-toplevel"],
         vec!["ls-files", "--", "suites"],
-        [&["diff", "--name-only", "--relative", "HEAD", "--"], &measured[..]].concat(),
+        [&["diff", "--name-only", "--relative", "--ignore-submodules=none", "HEAD", "--"], &measured[..]].concat(),
         [&["ls-files", "-v", "--"], &measured[..]].concat(),
         // Python and a compiler find a file there that nobody has added; of ignored ones, Python runs those of `__pycache__`.
         vec!["ls-files", "--others", "--", "kernels", "suites", ":!suites/subjects"],

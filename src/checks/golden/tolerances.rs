@@ -34,17 +34,17 @@ impl CaseFile {
     /// Refuses tolerances within which every tensor may stay as it was before training: code that trains nothing would pass.
     pub(super) fn require_change(&self, [before, after]: [&str; 2]) -> Result<()> {
         let (rtol, atol) = self.tolerances()?;
-        let trained = self.tensors.iter().filter_map(|(name, tensor)| Some((name.strip_prefix(after)?, tensor)));
-        let mut trained = trained.peekable();
-        // What is missing is named where it is read.
-        let changes = trained.peek().is_none()
-            || trained.any(|(name, tensor)| {
+        let trained = || self.tensors.iter().filter_map(|(name, tensor)| Some((name.strip_prefix(after)?, tensor)));
+        let changes_beyond = |rtol, atol| {
+            trained().any(|(name, tensor)| {
                 let initial = self.tensors.get(&format!("{before}{name}"));
                 initial.is_none_or(|initial| !compare("", "", initial, tensor, rtol, atol).passed)
-            });
-        let smaller = if (rtol, atol) == (0.0, 0.0) { "" } else { "make them smaller, or " };
+            })
+        };
+        let smaller = if changes_beyond(0.0, 0.0) { "make them smaller, or " } else { "" };
+        // What is missing is named where it is read.
         ensure!(
-            changes,
+            trained().next().is_none() || changes_beyond(rtol, atol),
             "rtol {rtol:?} and atol {atol:?} let code pass that changes nothing ({before:?} is within them of {after:?}); \
              {smaller}take larger steps"
         );

@@ -67,6 +67,10 @@ fn no_setting_of_the_checkout_hides_an_edit() {
     assert!(!Commit::of(folder.path(), &|| false).unwrap().dirty);
     write("b");
     assert_eq!(Commit::of(folder.path(), &|| false).unwrap().modified, ["suites/p.toml"]);
+    write("a");
+    commit_by(folder.path(), &["config", "core.ignoreCase", "true"]);
+    std::fs::write(folder.path().join("suites/P.toml"), "added").unwrap();
+    assert_eq!(Commit::of(folder.path(), &|| false).unwrap().modified, ["suites/P.toml"]);
 }
 
 #[test]
