@@ -5,6 +5,7 @@ use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, bail, ensure};
+use serde_json::Value;
 
 use super::export::csv_field;
 use super::printer::Printer;
@@ -53,9 +54,9 @@ pub fn run(
     let _claimed = Output::claim(output)?;
     let mut earlier = EarlierTable::read(output)?;
     let (mut rows, mut is_whole, printer) = (Vec::<Row>::new(), true, Printer { outlives: true });
-    for subject in subjects {
+    for subject in &subjects {
         let name = distinct_name(subject.file_name().unwrap_or_default());
-        let row = match graded(layout, &subject, arguments, &problems, checks) {
+        let row = match graded(layout, subject, arguments, &problems, checks) {
             // What an interrupt ended is no fault of the subject, and has no row.
             Err(_) if interrupted() => return Ok(Ended::Interrupted),
             Err(error) => Row { name, note: Err(printable(&format!("{error:#}"))), grades: Vec::new() },
@@ -69,7 +70,7 @@ pub fn run(
             is_whole = false;
         }
         rows.push(row);
-        earlier.keep()?;
+        earlier.keep(&subjects)?;
         write_atomically(&output.join(TABLE), table(&rows, &problems).as_bytes())?;
     }
     earlier.end(&rows, &problems, checks.is_empty())?;
@@ -130,12 +131,13 @@ impl EarlierTable {
         Ok(Self { bytes, copy: None, table })
     }
 
-    /// Writes it beside the table, once, and says where.
-    fn keep(&mut self) -> Result<()> {
+    /// Writes it beside the table, once, and says where: under no name of a subject, whose folder has that.
+    fn keep(&mut self, subjects: &[PathBuf]) -> Result<()> {
         if self.bytes.is_empty() || self.copy.is_some() {
             return Ok(());
         }
         let names = (1..).map(|n| if n == 1 { format!("{TABLE}.before") } else { format!("{TABLE}.before-{n}") });
+        let names = names.filter(|name| subjects.iter().all(|subject| subject.file_name() != Some(name.as_ref())));
         let mut free = names.map(|name| self.table.with_file_name(name)).filter(|to| fs::symlink_metadata(to).is_err());
         let copy = self.copy.insert(free.next().context("there are endlessly many names")?);
         write_atomically(copy, &self.bytes)?;
@@ -186,7 +188,7 @@ fn graded(
     Ok(grades(layout, &found, problems, checks, |_| ())?.map(|grades| (conditions(&found), grades)))
 }
 
-/// Writes the subject's own results into its folder `own` of the output.
+/// Writes the subject's own results into its folder `own` of the output. Where it was not graded, earlier grades stay.
 fn write_own(row: &Row, own: &Path) -> Result<()> {
     ensure!(
         own.file_name().is_none_or(|name| name != TABLE),
@@ -194,9 +196,21 @@ fn write_own(row: &Row, own: &Path) -> Result<()> {
     );
     fs::create_dir_all(own).with_context(|| format!("making {}", shown_path(own)))?;
     require_closed(own)?;
+    let file = own.join(RESULTS);
+    ensure!(
+        row.note.is_ok() || !holds_grades(&file),
+        "{} is of an earlier run, since this one did not grade it",
+        shown_path(&file)
+    );
     let note = row.note.as_ref().unwrap_or_else(|error| error);
     let text = gradescope(&row.grades, Some(&indented(note, 4)))?;
-    write_atomically(&own.join(RESULTS), text.as_bytes())
+    write_atomically(&file, text.as_bytes())
+}
+
+fn holds_grades(results: &Path) -> bool {
+    let text = root::read_text(results).unwrap_or_default();
+    let value: Value = serde_json::from_str(&text).unwrap_or_default();
+    value["tests"].as_array().is_some_and(|tests| !tests.is_empty())
 }
 
 /// Errors: the output folder is, lies in, or holds a folder of a subject or theirs. A link that a subject leaves there would

@@ -241,8 +241,11 @@ fn a_table_of_an_earlier_run_is_kept_until_a_new_one_has_all_of_it() {
         has("grades.csv", &["ada", "bob"]);
         assert_eq!(text("grades.csv.before"), "", "the second table has all of the first");
     }
+    let results = text("ada/results.json");
     let said = output_text(&grading().env("PYTHON", "/bin/false").output().unwrap());
     assert!(said.contains("not graded  ada") && text("grades.csv.before").contains("\nada,0,15,"), "{said}");
+    assert!(said.contains("ada: grades/ada/results.json is of an earlier run, since this one"), "{said}");
+    assert_eq!(text("ada/results.json"), results);
     fs::rename(graded.tree.path("grades/grades.csv.before"), graded.tree.path("grades/grades.csv")).unwrap();
 
     fs::write(bob, "import time\ntime.sleep(3600)\n").unwrap();
