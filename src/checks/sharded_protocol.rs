@@ -108,10 +108,11 @@ pub fn subject_padding(ranks: usize) -> usize {
 }
 
 /// What is wrong with a number of values for each rank, of so many in total and in the largest parameter: each value must be stepped
-/// by one rank only, and ranks must own about equally many. `padding` more are allowed.
+/// by one rank only, and ranks must own about equally many: none owns several parameters alone. `padding` more are allowed.
 pub fn undivided(owned: &[usize], (trained, largest): (usize, usize), padding: usize) -> Option<String> {
     let (sum, most) = (owned.iter().sum::<usize>(), owned.iter().max().copied().unwrap_or(0));
     let is_divided = (trained..=trained + padding).contains(&sum)
+        && (most < sum || trained == largest || owned.len() == 1)
         && most <= trained / owned.len() + largest + padding.div_ceil(owned.len());
     (!is_divided).then(|| {
         format!(

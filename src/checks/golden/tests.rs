@@ -280,7 +280,8 @@ fn a_subject_may_pad_its_shards_and_no_rank_of_many_keeps_all() {
     for padded in [&[448, 448][..], &[500, 350], &[512, 384], &[320; 3], &[128; 10], &[64; 16]] {
         assert!(is_divided(padded), "{padded:?}");
     }
-    for whole in [&[850, 850][..], &[850, 0, 0], &[850, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[425, 424]] {
+    for whole in [&[850, 850][..], &[850, 0], &[850, 0, 0], &[850, 0, 0, 0, 0, 0, 0, 0, 0, 0], &[425, 424]] {
         assert!(!is_divided(whole), "{whole:?}");
     }
+    assert_eq!(undivided(&[500, 0], (500, 500), 0), None, "one parameter");
 }
