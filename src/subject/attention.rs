@@ -78,7 +78,16 @@ pub(super) fn unusable(subject: &Subject) -> Option<SubjectFault> {
 
 /// Keeps a fault that every later process of the subject would end with too.
 pub(super) fn keep_fault(subject: &Subject, fault: &SubjectFault) {
-    kept_of(subject, |kept| kept.unusable.get_or_insert_with(|| fault.clone()).at_start);
+    kept_of(subject, |kept| {
+        if kept.unusable.is_none() {
+            kept.unusable = lasting(subject, fault);
+        }
+    });
+}
+
+/// The fault, if every later process would end with it too: it came at the start, and not because the folder is away.
+pub(super) fn lasting(subject: &Subject, fault: &SubjectFault) -> Option<SubjectFault> {
+    (fault.at_start && subject.require_readable().is_ok()).then(|| fault.clone())
 }
 
 /// Runs `body`, which calls `adapter`, with the subject's kept process, or with a new one after a crash or a hang.
@@ -96,7 +105,7 @@ pub(super) fn with_kept<T>(
             .map_or_else(|| Running::start(subject), Ok)
             .and_then(|running| body(&mut kept.running.insert(running).process));
         if let Some(fault) = result.as_ref().err().and_then(|error| error.downcast_ref::<SubjectFault>()) {
-            kept.unusable = fault.at_start.then(|| fault.clone());
+            kept.unusable = lasting(subject, fault);
             kept.hung.extend((fault.hangs && !fault.at_start).then(|| (adapter, fault.clone())));
         }
         result

@@ -128,9 +128,7 @@ impl Trainee {
             let Some(fault) = trainee.fault() else {
                 return trainee.folders.require_room().err().unwrap_or_else(|| without_words(error));
             };
-            if let Ok(fault) = &fault
-                && fault.at_start
-            {
+            if let Ok(fault) = &fault {
                 keep_fault(subject, fault);
             }
             fault.map_or_else(Into::into, Into::into)

@@ -130,6 +130,19 @@ fn cases_that_lie_in_what_a_subject_may_read_are_refused_with_the_place() {
 }
 
 #[test]
+fn a_fault_at_the_start_lasts_unless_the_folder_is_away() {
+    let folder = tempfile::tempdir().unwrap();
+    let adapters = folder.path().join("adapters.py");
+    std::fs::write(&adapters, "").unwrap();
+    let subject = Subject::find(folder.path(), 1, 1, 0).unwrap();
+    let at_start = SubjectFault { at_start: true, ..SubjectFault::new("the adapters lack the module tests") };
+    assert!(attention::lasting(&subject, &at_start).is_some());
+    assert!(attention::lasting(&subject, &SubjectFault::new("a wrong shape")).is_none());
+    std::fs::remove_file(&adapters).unwrap();
+    assert!(attention::lasting(&subject, &at_start).is_none(), "it is imported again once it is back");
+}
+
+#[test]
 fn what_a_gpu_could_change_is_said_in_one_sentence() {
     let has = "the function of f raises ValueError under Triton's interpreter: no".to_string();
     let lacking =
