@@ -67,17 +67,21 @@ impl Official {
 }
 
 #[test]
-fn pytest_has_settings_of_its_own_in_the_copy_and_the_checkouts_path() {
+fn pytest_has_settings_of_its_own_in_the_copy_the_checkouts_path_and_the_users_files() {
     let official = Official::new("");
     fs::write(official.tree.path("checkout/pyproject.toml"), "[tool.pytest.ini_options]\npythonpath = ['lib']")
         .unwrap();
-    let (code, said) = official.ended(&official.command().output().unwrap());
+    let mut command = official.command();
+    let (code, said) =
+        official.ended(&command.args(["--junitxml=a.xml", "--log-file", "b.log", "-v"]).output().unwrap());
     assert!(code == Some(0) && said.contains("cs336 0 of ") && said.contains(" answers checkout/tests"), "{said}");
     let arguments = fs::read_to_string(official.tree.path("checkout/arguments")).unwrap();
     let [copy, path, _, rest @ ..] = &*arguments.lines().collect::<Vec<_>>() else { panic!("{arguments}") };
     let settings = format!("{copy}/pytest.ini");
     let own = ["-c", &settings, &format!("--rootdir={copy}"), &format!("--confcutdir={copy}"), "-p", "cs336_ran"];
-    assert!(rest.starts_with(&own) && rest.last() == Some(&"-x"), "{arguments}");
+    let [junit, log] = ["a.xml", "b.log"].map(|name| official.tree.path(name).to_string_lossy().into_owned());
+    let theirs = ["-x", &format!("--junitxml={junit}"), "--log-file", &log, "-v"];
+    assert!(rest.starts_with(&own) && rest.ends_with(&theirs), "{arguments}");
     assert!(path.split(':').any(|folder| Path::new(folder).ends_with("checkout/lib")), "{path}");
 }
 

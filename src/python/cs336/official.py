@@ -29,6 +29,8 @@ MOST_BYTES = 1 << 30
 MOST_SETTINGS = 1 << 20
 # The variable that names the folder which `cs336 official` of the repository removes, however this process ends.
 FOLDER = "CS336_WORKER_FOLDER"
+# The options of pytest that name what it writes.
+WRITES = ("--junitxml", "--junit-xml", "--log-file", "--basetemp")
 # pytest's exit status where its command line or a conftest.py stops it.
 USAGE_ERROR = 4
 # It writes how many tests were run when pytest's session ends, which a test or conftest.py may prevent.
@@ -176,7 +178,7 @@ def run_copy(tests: Path, files: list[Path], paths: list[Path], arguments: list[
         settings.write_text("[pytest]\n")
         own = ["-c", str(settings), f"--rootdir={copy}", f"--confcutdir={copy}", "-p", "cs336_ran"]
         shows = ["-rA", "--tb=short", "-q", "--continue-on-collection-errors"]
-        status = run([sys.executable, "-m", "pytest", *own, "tests", *shows, *arguments], copy, paths)
+        status = run([sys.executable, "-m", "pytest", *own, "tests", *shows, *absolute(arguments)], copy, paths)
         ran = copy / "ran"
         if status == USAGE_ERROR:
             # pytest has said why.
@@ -191,6 +193,21 @@ def run_copy(tests: Path, files: list[Path], paths: list[Path], arguments: list[
             return status
         print(f"cs336: {words}", file=sys.stderr)
         return max(status, 1)
+
+
+def absolute(arguments: list[str]) -> list[str]:
+    """The arguments with the paths of files that pytest writes made absolute: it runs in the copy, which is removed."""
+    made, is_path = [], False
+    for argument in arguments:
+        option, equals, value = argument.partition("=")
+        if is_path:
+            made.append(os.path.abspath(argument))
+        elif option in WRITES and equals:
+            made.append(f"{option}={os.path.abspath(value)}")
+        else:
+            made.append(argument)
+        is_path = argument in WRITES
+    return made
 
 
 def run(command: list[str], copy: Path, paths: list[Path]) -> int:
