@@ -308,7 +308,13 @@ fn print_case(measurement: &Measurement) -> Result<Ended> {
         Ok(())
     })?;
     println!("{}", serde_json::to_string_pretty(row)?);
-    Ok(Ended::Well)
+    Ok(match measurement.outcome.failure() {
+        None => Ended::Well,
+        Some(error) => {
+            eprintln!("  a column failed: {error}");
+            Ended::WithFindings
+        }
+    })
 }
 
 /// The option that gives the next run the same budget; none where it was not enough for one case, as it would not be again.
