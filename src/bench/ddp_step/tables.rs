@@ -69,6 +69,12 @@ impl StepSetting {
         Self { size: size.size().name.into(), backend: backend.title(), sequences, context, world_size }
     }
 
+    /// "the xl model over NCCL, 2 sequences of 512 tokens per rank".
+    pub fn per_rank(&self) -> String {
+        let Self { size, backend, sequences, context, .. } = self;
+        format!("the {size} model over {backend}, {sequences} of {context} tokens per rank")
+    }
+
     /// "the xl model on 2 ranks over NCCL, 2 sequences of 512 tokens per rank".
     pub fn describe(&self) -> String {
         let Self { size, backend, sequences, context, world_size } = self;
@@ -152,9 +158,26 @@ pub fn steps_tables(answer: &mut Answer, records: &Records, head: &str, label: f
 }
 
 fn steps_tables_of(answer: &mut Answer, set: &RecordSet, head: &str, label: fn(&Params) -> String) -> Result<()> {
-    let cases = set.cases_as()?;
-    let cases: Vec<&StepCase> = cases.iter().collect();
-    answer.table(format!("steps-{}", set.profile()), steps_table(&cases, head, label, Shown::All))
+    let cases: Vec<StepCase> = set.cases_as()?;
+    by_ranks(&cases).into_iter().try_for_each(|(ranks, cases)| {
+        answer.table(format!("steps-{}{ranks}", set.profile()), steps_table(&cases, head, label, Shown::All))
+    })
+}
+
+/// The cases on each number of ranks, fewest first, each with the end of its table's name, which those on the fewest have not.
+pub fn by_ranks<R>(cases: &[Case<Params, R>]) -> Vec<(String, Vec<&Case<Params, R>>)> {
+    let mut numbers = distinct(cases.iter().map(|case| case.params.world_size));
+    numbers.sort_unstable();
+    let of = |ranks| cases.iter().filter(|case| case.params.world_size == ranks).collect();
+    let end = |at: usize, ranks| if at == 0 { String::new() } else { format!("-{ranks}") };
+    numbers.iter().enumerate().map(|(at, ranks)| (end(at, ranks), of(*ranks))).collect()
+}
+
+/// The cases on the fewest ranks, which sentences are about.
+pub fn on_fewest_ranks<R>(mut cases: Vec<Case<Params, R>>) -> Vec<Case<Params, R>> {
+    let fewest = cases.iter().map(|case| case.params.world_size).min();
+    cases.retain(|case| Some(case.params.world_size) == fewest);
+    cases
 }
 
 /// Which columns a table has: those that the handout asks for, the others, or all.

@@ -4,6 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use self::fused_steps::{FusedStep, Way, fused_steps};
+use self::scaling::Scaling;
 use self::sizes::{BucketCase, Sizes, measured, of_one_machine, prediction_table, size_mb, size_table};
 use self::strategies::{StrategyRecords, side_by_side};
 use self::wheel::Wheel;
@@ -11,12 +12,13 @@ use super::measure::Bucketed;
 use super::{COALESCED, STRATEGY};
 use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::numbers::NAIVE;
-use crate::bench::ddp_step::tables::{Shown, StepCase, Unstable, steps_table};
+use crate::bench::ddp_step::tables::{Shown, StepCase, Unstable, by_ranks, on_fewest_ranks, steps_table};
 use crate::harness::answer::{Answer, Audience, Claim, Paired, Quantity, RecordSet, Records};
 use crate::harness::record::Profile;
 use crate::model::Precision;
 
 mod fused_steps;
+mod scaling;
 mod sizes;
 mod strategies;
 mod wheel;
@@ -42,6 +44,8 @@ struct Quoted<'a> {
     single_calls: Option<SingleCalls>,
     fused: Option<Fused>,
     wheel: Option<Wheel>,
+    /// Whether steps on several numbers of ranks are stable.
+    scaled: bool,
 }
 
 /// The fused step with buckets, captured with its collectives.
@@ -73,15 +77,18 @@ struct SingleCalls {
 
 pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let main = records.main()?;
-    let cases = main.cases::<Bucketed>()?;
+    let sharded = records.other(SHARDED_PROBLEM)?;
+    let cases = on_fewest_ranks(main.cases::<Bucketed>()?);
     let (measured, left_out) = of_one_machine(measured(&cases));
+    let scaling = Scaling::of(&[records, sharded], main.profile())?;
     let quoted = Quoted {
         unstable: Unstable::of(&main.cases_as()?, |params| params.dtype.name().into()),
         sized: !measured.is_empty(),
         sizes: Sizes::of(&measured, records)?,
         wheel: Wheel::of(&cases),
-        single_calls: single_calls(records.other(SHARDED_PROBLEM)?.of(main.profile()))?,
+        single_calls: single_calls(sharded.of(main.profile()))?,
         fused: Fused::of(records.other(FUSED_PROBLEM)?.gpu().filter(|_| main.is_gpu()))?,
+        scaled: scaling.is_some(),
     };
     let mut answer = Answer::of(main, &quoted)?;
     for set in records.sets() {
@@ -103,6 +110,10 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         })?;
     }
     strategies(&mut answer, records)?;
+    if let Some(scaling) = scaling {
+        answer.table(format!("strategies-{}-ranks", main.profile()), scaling.table())?;
+        answer.figure("scaling", scaling.figure())?;
+    }
     Ok(answer)
 }
 
@@ -114,14 +125,16 @@ fn mb(params: &Params) -> f64 {
 fn steps_tables(answer: &mut Answer, set: &RecordSet) -> Result<()> {
     let cases: Vec<StepCase> = set.cases_as()?;
     for dtype in [Precision::Float32, Precision::Bfloat16] {
-        let mut of_dtype: Vec<_> = cases.iter().filter(|case| case.params.dtype == dtype).collect();
-        of_dtype.sort_by(|a, b| mb(&a.params).total_cmp(&mb(&b.params)));
-        if of_dtype.is_empty() {
-            continue;
+        for (ranks, mut cases) in by_ranks(&cases) {
+            cases.retain(|case| case.params.dtype == dtype);
+            cases.sort_by(|a, b| mb(&a.params).total_cmp(&mb(&b.params)));
+            if cases.is_empty() {
+                continue;
+            }
+            let table = steps_table(&cases, "bucket (MB)", |params| size_mb(mb(params)), Shown::All);
+            let caption = format!("{}: {}", dtype.name(), table.caption.clone().unwrap_or_default());
+            answer.table(format!("steps-{}-{}{ranks}", set.profile(), dtype.name()), table.captioned(caption))?;
         }
-        let table = steps_table(&of_dtype, "bucket (MB)", |params| size_mb(mb(params)), Shown::All);
-        let caption = format!("{}: {}", dtype.name(), table.caption.clone().unwrap_or_default());
-        answer.table(format!("steps-{}-{}", set.profile(), dtype.name()), table.captioned(caption))?;
     }
     Ok(())
 }

@@ -9,7 +9,7 @@ use super::measure::{Row, Sharding};
 use super::memory::RankMemory;
 use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::link::PooledLink;
-use crate::bench::ddp_step::tables::{StepSetting, ending, steps_tables};
+use crate::bench::ddp_step::tables::{StepSetting, ending, on_fewest_ranks, steps_tables};
 use crate::harness::answer::format::markdown;
 use crate::harness::answer::records::machine_name;
 use crate::harness::answer::{Answer, Audience, Case, Records, Style};
@@ -41,7 +41,7 @@ struct Quoted {
 
 pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let main = records.main()?;
-    let cases = main.cases::<Sharding>()?;
+    let cases = on_fewest_ranks(main.cases::<Sharding>()?);
     let measured = || cases.iter().filter_map(Case::measured);
     let first = measured().next();
     let ended = |case: &ShardingCase| format!("{}: {}", case.params.dtype.name(), ending(&case.outcome));

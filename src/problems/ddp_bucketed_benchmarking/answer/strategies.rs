@@ -9,7 +9,7 @@ use super::fused_steps::{FusedStep, fused_steps};
 use super::sizes::size_mb;
 use crate::bench::all_reduce::RankTimes;
 use crate::bench::ddp_step::numbers::{NAIVE, StrategyNumbers};
-use crate::bench::ddp_step::tables::{StepCase, StepSetting, TITLES};
+use crate::bench::ddp_step::tables::{StepCase, StepSetting, TITLES, on_fewest_ranks};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{distinct, print};
 use crate::harness::answer::{Cell, Paired, Quantity, Range, RecordSet, Records, Style, Table};
@@ -63,7 +63,7 @@ impl Side {
         profile: Profile,
         dtype: Precision,
     ) -> Result<Option<Self>> {
-        let mut cases: Vec<StepCase> = set.map(RecordSet::cases_as).transpose()?.unwrap_or_default();
+        let mut cases: Vec<StepCase> = on_fewest_ranks(set.map(RecordSet::cases_as).transpose()?.unwrap_or_default());
         cases.retain(|case| case.params.dtype == dtype);
         let planned = records.planned(profile).any(|(_, params)| params["dtype"] == dtype.name());
         if cases.is_empty() && !planned {

@@ -1,0 +1,144 @@
+//! How a step grows with the number of ranks, where one machine has measured several: a table and a figure.
+
+use anyhow::Result;
+
+use super::super::STRATEGY;
+use crate::bench::all_reduce::RankTimes;
+use crate::bench::ddp_step::numbers::is_stable;
+use crate::bench::ddp_step::tables::{StepCase, StepSetting, TITLES};
+use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
+use crate::harness::answer::format::{distinct, markdown, print};
+use crate::harness::answer::records::machine_name;
+use crate::harness::answer::{Paired, Range, RecordSet, Records, Style, Table, Unit};
+use crate::harness::record::Profile;
+use crate::model::Precision;
+use crate::parallel::trainer::{ZERO1, ZERO1_IN_BACKWARD};
+
+/// The strategies that are followed, beside PyTorch's DDP.
+const FOLLOWED: [&str; 3] = [STRATEGY, ZERO1, ZERO1_IN_BACKWARD];
+const PYTORCH: &str = "PyTorch DDP";
+
+/// Each strategy on each number of ranks, in the case with its shortest step there.
+pub struct Scaling {
+    machine: String,
+    /// Of one rank, whatever their number.
+    setting: String,
+    points: Vec<Point>,
+}
+
+#[derive(Clone)]
+struct Point {
+    dtype: Precision,
+    title: &'static str,
+    ranks: usize,
+    step: Paired,
+    /// What the step takes longer than without communication, and its share of the step.
+    adds: Paired,
+    exposed: Paired,
+}
+
+impl Scaling {
+    /// Of the machine that has measured the most numbers of ranks; `None` where none has measured two.
+    pub fn of(records: &[&Records], profile: Profile) -> Result<Option<Self>> {
+        let sets = records.iter().filter_map(|records| records.of(profile));
+        let cases: Vec<StepCase> =
+            sets.map(RecordSet::cases_as).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+        let machine = |case: &StepCase| machine_name(case.id.machine(), case.id.profile);
+        let numbers = |name: &String| {
+            distinct(cases.iter().filter(|case| machine(case) == *name).map(|case| case.params.world_size)).len()
+        };
+        let Some(name) = distinct(cases.iter().map(machine)).into_iter().max_by_key(numbers) else { return Ok(None) };
+        let on_it: Vec<&StepCase> = cases.iter().filter(|case| machine(case) == name).collect();
+        let all: Vec<Point> = on_it.iter().flat_map(|case| Point::all(case)).collect();
+        let lines = distinct(all.iter().map(|point| (point.dtype, point.title)));
+        let points: Vec<Point> = lines.into_iter().flat_map(|(dtype, title)| line(&all, dtype, title)).collect();
+        let setting = on_it.first().map(|case| StepSetting::of(&case.params).per_rank()).unwrap_or_default();
+        Ok((!points.is_empty()).then(|| Self { machine: markdown(&name), setting, points }))
+    }
+
+    pub fn table(&self) -> Table {
+        Table::of(self.points.iter().cloned())
+            .text("dtype", |point| point.dtype.name())
+            .text("strategy", |point| point.title)
+            .right("ranks", |point| point.ranks.to_string())
+            .number("step (ms)", Style::Ms, 1, |point| point.step.ms())
+            .number("above single (ms)", Style::Ms, 1, |point| point.adds.ms())
+            .number("exposed", Style::Percent, 1, |point| {
+                point.exposed.cell(|share| print(share, Style::Percent, 1))
+            })
+            .captioned(format!(
+                "Steps on growing numbers of ranks: {}, {}. \"Exposed\" is the share of a step by which it is longer than \
+                 *single*, the step without communication of the same run.",
+                self.setting, self.machine
+            ))
+    }
+
+    /// A panel for each dtype, with a line for each strategy.
+    pub fn figure(&self) -> Figure {
+        let dtypes = distinct(self.points.iter().map(|point| point.dtype.name()));
+        let panels = dtypes.iter().map(|dtype| (dtype.to_string(), self.panel(dtype))).collect();
+        let words = self.points.iter().map(|point| {
+            let share = print(point.exposed.all.value(), Style::Percent, 1);
+            format!("{} {} on {} ranks {share}", point.dtype.name(), point.title, point.ranks)
+        });
+        let alt =
+            format!("The exposed share of a step by the number of ranks: {}.", words.collect::<Vec<_>>().join(", "));
+        Figure::small_multiples(alt, dtypes.len(), panels).captioned(format!(
+            "The share of a step that is exposed communication, by the number of ranks, {}, {}. Whiskers are ranges over turns.",
+            self.setting, self.machine
+        ))
+    }
+
+    fn panel(&self, dtype: &str) -> Plot {
+        let of_dtype = || self.points.iter().filter(|point| point.dtype.name() == dtype);
+        let series = distinct(of_dtype().map(|point| point.title)).into_iter().map(|title| {
+            let line: Vec<&Point> = of_dtype().filter(|point| point.title == title).collect();
+            let points = line.iter().map(|point| (point.ranks as f64, Some(point.exposed.all.value())));
+            let ends = |Range { low, high }: &Range| [low.value(), high.value()];
+            Series::over_numbers(title, points).ranged(line.iter().map(|point| Some(ends(&point.exposed.range))))
+        });
+        Plot::new(PlotKind::Line, "group (ranks)", "exposed / step", series.collect())
+    }
+}
+
+impl Point {
+    /// Of each strategy that a stable case has measured.
+    fn all(case: &StepCase) -> Vec<Self> {
+        let Some(steps) = case.row().map(|row| row.steps()).filter(|steps| is_stable(case, steps)) else {
+            return Vec::new();
+        };
+        let ours = FOLLOWED.iter().filter_map(|name| {
+            let title = TITLES.iter().find(|(strategy, _)| strategy == name).map_or(*name, |(_, title)| *title);
+            Some((title, &steps.strategies.get(*name)?.step))
+        });
+        let theirs = steps.pytorch_ddp.as_ref().map(|times| (PYTORCH, times));
+        ours.chain(theirs).filter_map(|(title, times)| Self::of(case, title, times, &steps.single)).collect()
+    }
+
+    fn of(case: &StepCase, title: &'static str, times: &RankTimes, single: &RankTimes) -> Option<Self> {
+        let [step, single] = [times, single].map(|times| times.turns(case.params.rounds));
+        Some(Self {
+            dtype: case.params.dtype,
+            title,
+            ranks: case.params.world_size,
+            step: Paired::median(&case.id, &step)?,
+            adds: Paired::difference(&case.id, &step, &single)?,
+            exposed: Paired::of(&case.id, Unit::One, [&step, &single], |[step, single]| (step - single) / step)?,
+        })
+    }
+}
+
+/// One strategy at one precision, the shortest step on each number of ranks, fewest first; nothing of one number alone.
+fn line(all: &[Point], dtype: Precision, title: &str) -> Vec<Point> {
+    let of_it = || all.iter().filter(|point| point.dtype == dtype && point.title == title);
+    let mut ranks = distinct(of_it().map(|point| point.ranks));
+    ranks.sort_unstable();
+    let shortest = |ranks: usize| {
+        let points = of_it().filter(|point| point.ranks == ranks);
+        points.min_by(|a, b| a.step.all.value().total_cmp(&b.step.all.value())).cloned()
+    };
+    if ranks.len() > 1 { ranks.into_iter().filter_map(shortest).collect() } else { Vec::new() }
+}
+
+#[cfg(test)]
+mod tests;
