@@ -9,7 +9,7 @@ use crate::bench::ddp_step::tables::{StepCase, StepSetting, TITLES};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{distinct, markdown, print};
 use crate::harness::answer::records::machine_name;
-use crate::harness::answer::{Paired, Range, RecordSet, Records, Style, Table, Unit};
+use crate::harness::answer::{Paired, Quantity, Range, RecordSet, Records, Style, Table, Unit};
 use crate::harness::record::Profile;
 use crate::model::Precision;
 use crate::parallel::trainer::{ZERO1, ZERO1_IN_BACKWARD};
@@ -73,7 +73,7 @@ impl Scaling {
             ))
     }
 
-    /// A panel for each dtype, with a line for each strategy.
+    /// A panel for each dtype.
     pub fn figure(&self) -> Figure {
         let dtypes = distinct(self.points.iter().map(|point| point.dtype.name()));
         let panels = dtypes.iter().map(|dtype| (dtype.to_string(), self.panel(dtype))).collect();
@@ -89,15 +89,21 @@ impl Scaling {
         ))
     }
 
+    /// Bars of each number of ranks, a bar for each strategy.
     fn panel(&self, dtype: &str) -> Plot {
         let of_dtype = || self.points.iter().filter(|point| point.dtype.name() == dtype);
+        let mut groups = distinct(of_dtype().map(|point| point.ranks));
+        groups.sort_unstable();
         let series = distinct(of_dtype().map(|point| point.title)).into_iter().map(|title| {
-            let line: Vec<&Point> = of_dtype().filter(|point| point.title == title).collect();
-            let points = line.iter().map(|point| (point.ranks as f64, Some(point.exposed.all.value())));
-            let ends = |Range { low, high }: &Range| [low.value(), high.value()];
-            Series::over_numbers(title, points).ranged(line.iter().map(|point| Some(ends(&point.exposed.range))))
+            let at = |ranks: &usize| of_dtype().find(|point| (point.title, point.ranks) == (title, *ranks));
+            let percent = |quantity: &Quantity| 100.0 * quantity.value();
+            let bars =
+                groups.iter().map(|ranks| (ranks.to_string(), at(ranks).map(|point| percent(&point.exposed.all))));
+            let ends = |Range { low, high }: &Range| [percent(low), percent(high)];
+            let ranges = groups.iter().map(|ranks| at(ranks).map(|point| ends(&point.exposed.range)));
+            Series::over_categories(title, bars).ranged(ranges)
         });
-        Plot::new(PlotKind::Line, "group (ranks)", "exposed / step", series.collect())
+        Plot::new(PlotKind::Bar, "ranks", "exposed (percent)", series.collect())
     }
 }
 

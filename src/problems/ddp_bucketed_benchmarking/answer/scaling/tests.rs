@@ -44,8 +44,11 @@ fn each_strategy_has_a_line_over_the_numbers_of_ranks_that_it_was_measured_on() 
     let figure = scaling.figure();
     figure.validate().unwrap();
     let Drawing::SmallMultiples(panels) = &figure.drawing else { panic!("{figure:?}") };
-    let lines: Vec<_> = panels.plots[0].1.series.iter().map(|line| (line.name.as_str(), line.points.len())).collect();
-    assert_eq!(lines, [("overlap, buckets", 3), ("PyTorch DDP", 3)]);
+    let bars = panels.plots[0].1.series.iter().map(|bars| {
+        (bars.name.as_str(), bars.points.iter().map(|(_, percent)| percent.unwrap().round()).collect::<Vec<_>>())
+    });
+    let expected = [("overlap, buckets", vec![20.0, 38.0, 50.0]), ("PyTorch DDP", vec![20.0, 38.0, 38.0])];
+    assert_eq!(bars.collect::<Vec<_>>(), expected);
 }
 
 #[test]
