@@ -206,6 +206,8 @@ fn a_function_that_computes_the_end_of_a_sequence_alone_has_no_time() {
         let error = ended["error"].as_str().unwrap_or_default();
         assert!(ended["kind"] == "failed" && error.contains("is off by"), "{ended}\n{said}");
     }
+    let said = graded.said(&["measure", FLASH, "--set", "rounds=1"], &folder);
+    assert!(said.contains("  a column failed: o is off by "), "{said}");
 }
 
 /// Averages every n-th value of a gradient, those that a sample of the parameters could be compared at.
