@@ -15,7 +15,7 @@ use crate::harness::grade::{ProblemGrade, points};
 use crate::harness::grade_files::gradescope;
 use crate::harness::handout::HandoutProblem;
 use crate::harness::named_files::require_writable;
-use crate::harness::store::{Layout, write_atomically};
+use crate::harness::store::{Layout, free_names_beside, write_atomically};
 use crate::printable::{distinct_name, indented, printable, shown_path};
 use crate::root::{self, require_own_way};
 
@@ -136,9 +136,8 @@ impl EarlierTable {
         if self.bytes.is_empty() || self.copy.is_some() {
             return Ok(());
         }
-        let names = (1..).map(|n| if n == 1 { format!("{TABLE}.before") } else { format!("{TABLE}.before-{n}") });
-        let names = names.filter(|name| subjects.iter().all(|subject| subject.file_name() != Some(name.as_ref())));
-        let mut free = names.map(|name| self.table.with_file_name(name)).filter(|to| fs::symlink_metadata(to).is_err());
+        let is_no_subjects = |to: &PathBuf| subjects.iter().all(|subject| subject.file_name() != to.file_name());
+        let mut free = free_names_beside(&self.table, "before").filter(is_no_subjects);
         let copy = self.copy.insert(free.next().context("there are endlessly many names")?);
         write_atomically(copy, &self.bytes)?;
         eprintln!("the table of the run before is kept as {} until this one has all of it", shown_path(copy));

@@ -138,7 +138,7 @@ pub fn is_of_case(name: &str, kernels: &[&str]) -> bool {
 /// hash.
 pub fn code_hashes(layout: &Layout, measured: &Measured, profile: Profile) -> Result<BTreeMap<String, String>> {
     let is_emulated = profile == Profile::Cpu && measured.is_emulated;
-    let kernels = if profile == Profile::Cpu && !is_emulated { &[] } else { measured.kernels };
+    let kernels = if is_emulated || profile == Profile::Gpu { measured.kernels } else { &[] };
     let kernels = kernels.iter().map(|name| Ok((name.to_string(), layout.kernel_hash(name)?)));
     let emulator = is_emulated.then(|| Ok((EMULATOR.into(), layout.emulator_hash()?)));
     let subject = layout.subject.iter().map(|subject| Ok((SUBJECT.into(), subject.hash()?)));

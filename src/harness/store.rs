@@ -132,9 +132,7 @@ impl Layout {
     /// Renames a record that is `how` to a free name beside it, so that a new one can be written. Returns a sentence that
     /// says where it is.
     pub fn set_aside(&self, path: &Path, how: &str) -> Result<String> {
-        let names = (1..).map(|n| if n == 1 { format!("json.{how}") } else { format!("json.{how}-{n}") });
-        let mut free = names.map(|name| path.with_extension(name)).filter(|to| fs::symlink_metadata(to).is_err());
-        let to = free.next().context("there are endlessly many names")?;
+        let to = free_names_beside(path, how).next().context("there are endlessly many names")?;
         let (from, shown) = (self.display(path), self.display(&to));
         fs::rename(path, &to)
             .map_err(|error| anyhow!("{from} cannot be moved to {shown}: {error}{}", remedy(&error)))?;
@@ -176,6 +174,12 @@ impl Layout {
         }
         Ok(sha256(text.as_bytes()))
     }
+}
+
+/// Names beside the file that nothing has: its own with `.how` at the end, then with a number.
+pub fn free_names_beside(path: &Path, how: &str) -> impl Iterator<Item = PathBuf> {
+    let ends = (1..).map(move |n| if n == 1 { how.to_string() } else { format!("{how}-{n}") });
+    ends.map(|end| path.with_added_extension(end)).filter(|to| fs::symlink_metadata(to).is_err())
 }
 
 /// The link that leads nowhere on the way to `path`, which may be the link.

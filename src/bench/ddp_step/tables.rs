@@ -29,6 +29,14 @@ pub const TITLES: [(&str, &str); 8] = [
     ("zero1_in_backward", "ZeRO-1, step in backward"),
 ];
 
+/// What tables call a strategy; its own name if it has no other.
+pub fn title(strategy: &'static str) -> &'static str {
+    TITLES.iter().find(|(name, _)| *name == strategy).map_or(strategy, |(_, title)| *title)
+}
+
+/// What they call PyTorch's data parallelism.
+pub const PYTORCH: &str = "PyTorch DDP";
+
 /// A row of any problem on data parallelism.
 #[derive(Debug, Deserialize)]
 #[serde(untagged)]
@@ -277,7 +285,7 @@ fn lines<'a>(case: &'a StepCase) -> Vec<Line<'a>> {
     for (name, title) in TITLES {
         lines.extend(steps.strategies.get(name).map(|column| line(title, &column.step, Some(column))));
     }
-    lines.extend(steps.pytorch_ddp.as_ref().map(|theirs| line("PyTorch DDP", theirs, None)));
+    lines.extend(steps.pytorch_ddp.as_ref().map(|theirs| line(PYTORCH, theirs, None)));
     lines
 }
 

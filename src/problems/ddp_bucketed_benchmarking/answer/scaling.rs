@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::super::STRATEGY;
 use crate::bench::all_reduce::RankTimes;
 use crate::bench::ddp_step::numbers::is_stable;
-use crate::bench::ddp_step::tables::{StepCase, StepSetting, TITLES};
+use crate::bench::ddp_step::tables::{PYTORCH, StepCase, StepSetting, title};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{distinct, markdown, print};
 use crate::harness::answer::records::machine_name;
@@ -16,7 +16,6 @@ use crate::parallel::trainer::{ZERO1, ZERO1_IN_BACKWARD};
 
 /// The strategies that are followed, beside PyTorch's DDP.
 const FOLLOWED: [&str; 3] = [STRATEGY, ZERO1, ZERO1_IN_BACKWARD];
-const PYTORCH: &str = "PyTorch DDP";
 
 /// Each strategy on each number of ranks, in the case with its shortest step there.
 pub struct Scaling {
@@ -113,10 +112,7 @@ impl Point {
         let Some(steps) = case.row().map(|row| row.steps()).filter(|steps| is_stable(case, steps)) else {
             return Vec::new();
         };
-        let ours = FOLLOWED.iter().filter_map(|name| {
-            let title = TITLES.iter().find(|(strategy, _)| strategy == name).map_or(*name, |(_, title)| *title);
-            Some((title, &steps.strategies.get(*name)?.step))
-        });
+        let ours = FOLLOWED.into_iter().filter_map(|name| Some((title(name), &steps.strategies.get(name)?.step)));
         let theirs = steps.pytorch_ddp.as_ref().map(|times| (PYTORCH, times));
         ours.chain(theirs).filter_map(|(title, times)| Self::of(case, title, times, &steps.single)).collect()
     }

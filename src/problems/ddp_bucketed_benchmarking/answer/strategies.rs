@@ -9,7 +9,7 @@ use super::fused_steps::{FusedStep, fused_steps};
 use super::sizes::size_mb;
 use crate::bench::all_reduce::RankTimes;
 use crate::bench::ddp_step::numbers::{NAIVE, StrategyNumbers};
-use crate::bench::ddp_step::tables::{StepCase, StepSetting, TITLES, on_fewest_ranks};
+use crate::bench::ddp_step::tables::{StepCase, StepSetting, on_fewest_ranks, title};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{distinct, print};
 use crate::harness::answer::{Cell, Paired, Quantity, Range, RecordSet, Records, Style, Table};
@@ -78,9 +78,8 @@ impl Side {
         let bucket = shortest.as_ref().and_then(|(case, _)| case.params.bucket_size_mb);
         let bucket = bucket.filter(|_| strategy != "sharded_optimizer");
         let bucket = bucket.map_or(String::new(), |mb| format!(" ({} MB)", size_mb(mb)));
-        let title = TITLES.iter().find(|(name, _)| *name == strategy).map_or(strategy, |(_, title)| *title);
         let shortest = shortest.ok_or(ended.unwrap_or("not measured"));
-        Ok(Some(Self { strategy, title: format!("{title}{bucket}"), dtype, shortest }))
+        Ok(Some(Self { strategy, title: format!("{}{bucket}", title(strategy)), dtype, shortest }))
     }
 
     fn case(&self) -> Option<&StepCase> {
