@@ -29,14 +29,27 @@ MOST_BYTES = 1 << 30
 MOST_SETTINGS = 1 << 20
 # The variable that names the folder which `cs336 official` of the repository removes, however this process ends.
 FOLDER = "CS336_WORKER_FOLDER"
-# The options of pytest that name what it writes.
-WRITES = ("--junitxml", "--junit-xml", "--log-file", "--basetemp")
 # pytest's exit status where its command line or a conftest.py stops it.
 USAGE_ERROR = 4
-# It writes how many tests were run when pytest's session ends, which a test or conftest.py may prevent.
-PLUGIN = '''import pathlib
+# pytest runs in a copy that is removed, so the files that it writes for the user are resolved from the user's own directory. What
+# the plugin writes is how many tests were run when pytest's session ends, which a test or conftest.py may prevent.
+PLUGIN = '''import os
+import pathlib
+
+import pytest
 
 ran = set()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config):
+    written = ("xmlpath", "log_file", "basetemp")
+    for name in (name for name in written if getattr(config.option, name, None)):
+        path = os.path.expanduser(os.path.expandvars(getattr(config.option, name)))
+        setattr(config.option, name, os.path.join({directory!r}, path))
+    folder = getattr(config.option, "basetemp", None)
+    if folder and os.path.lexists(folder):
+        raise pytest.UsageError(f"--basetemp: {{folder!r}} exists, and pytest would empty it: name a folder that does not")
 
 
 def pytest_runtest_logreport(report):
@@ -172,13 +185,13 @@ def run_copy(tests: Path, files: list[Path], paths: list[Path], arguments: list[
             shutil.copy(file, target, follow_symlinks=False)
         (copy / "tests" / "adapters.py").unlink()
         (copy / "tests" / "adapters.py").write_text("from cs336.adapters import *  # noqa: F403\n")
-        (copy / "cs336_ran.py").write_text(PLUGIN)
+        (copy / "cs336_ran.py").write_text(PLUGIN.format(directory=os.getcwd()))
         # Without these pytest takes settings and code of a folder above, where other users may write.
         settings = copy / "pytest.ini"
         settings.write_text("[pytest]\n")
         own = ["-c", str(settings), f"--rootdir={copy}", f"--confcutdir={copy}", "-p", "cs336_ran"]
         shows = ["-rA", "--tb=short", "-q", "--continue-on-collection-errors"]
-        status = run([sys.executable, "-m", "pytest", *own, "tests", *shows, *absolute(arguments)], copy, paths)
+        status = run([sys.executable, "-m", "pytest", *own, "tests", *shows, *arguments], copy, paths)
         ran = copy / "ran"
         if status == USAGE_ERROR:
             # pytest has said why.
@@ -193,21 +206,6 @@ def run_copy(tests: Path, files: list[Path], paths: list[Path], arguments: list[
             return status
         print(f"cs336: {words}", file=sys.stderr)
         return max(status, 1)
-
-
-def absolute(arguments: list[str]) -> list[str]:
-    """The arguments with the paths of files that pytest writes made absolute: it runs in the copy, which is removed."""
-    made, is_path = [], False
-    for argument in arguments:
-        option, equals, value = argument.partition("=")
-        if is_path:
-            made.append(os.path.abspath(argument))
-        elif option in WRITES and equals:
-            made.append(f"{option}={os.path.abspath(value)}")
-        else:
-            made.append(argument)
-        is_path = argument in WRITES
-    return made
 
 
 def run(command: list[str], copy: Path, paths: list[Path]) -> int:

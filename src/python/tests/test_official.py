@@ -19,9 +19,10 @@ HAS_PYTEST = importlib.util.find_spec("pytest") is not None
 CHECKOUT = Path(__file__).resolve().parent / "checkout"
 
 
-def official(folder: Path, *more: str) -> subprocess.CompletedProcess[str]:
+def official(folder: Path, *more: str, cwd: Path | None = None, **variables: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "cs336", "official", folder, *more]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
+    environment = {**os.environ, **variables}
+    return subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
 
 
 def the_official_command_names_what_is_missing() -> None:
@@ -82,9 +83,7 @@ def no_settings_and_no_code_of_a_folder_above_the_copy_are_taken() -> None:
         (Path(folder) / "pytest.ini").write_text("[pytest]\n")
         (Path(folder) / "conftest.py").write_text(f"open({folder + '/taken'!r}, 'w')\n")
         named = checkout(folder)
-        environment = {**os.environ, "TMPDIR": folder}
-        command = [sys.executable, "-m", "cs336", "official", named]
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        done = official(named, TMPDIR=folder)
         assert done.returncode == 0 and "PASSED tests/test_one.py::test_one" in done.stdout, done
         assert not (Path(folder) / "taken").exists()
 
@@ -110,6 +109,31 @@ def tests_of_which_none_is_run_fail_with_words() -> None:
         with tempfile.TemporaryDirectory() as folder:
             done = official(checkout(folder, **files), "--", *more)
             assert done.returncode != 0 and words in done.stderr, done
+
+
+def the_files_that_pytest_writes_are_the_users() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        named, cwd = checkout(folder, test_one="def test_one(tmp_path): pass\n"), Path(folder) / "its own"
+        cwd.mkdir()
+        arguments = ("--junitxml=~/a.xml", "--log-file", "b.log", "--basetemp=made")
+        done = official(named, "--", *arguments, cwd=cwd, HOME=folder, PYTEST_ADDOPTS="--junit-xml=c.xml")
+        assert done.returncode == 0 and "1 passed" in done.stdout, done
+        assert (Path(folder) / "a.xml").is_file() and sorted(os.listdir(cwd)) == ["b.log", "made"], os.listdir(cwd)
+        done = official(named, cwd=cwd, PYTEST_ADDOPTS="--junit-xml=c.xml")
+        assert done.returncode == 0 and (cwd / "c.xml").is_file(), done
+
+
+def pytest_empties_no_folder_of_the_user() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        named, cwd = checkout(folder), Path(folder) / "data"
+        (cwd / "below").mkdir(parents=True)
+        (cwd / "thesis").touch()
+        before = sorted(Path(folder).rglob("*"))
+        for value in ("", ".", "..", "below", "../checkout", str(cwd), folder):
+            for more, variables in (((f"--basetemp={value}",), {}), ((), {"PYTEST_ADDOPTS": f"'--basetemp={value}'"})):
+                done = official(named, "--", *more, cwd=cwd, **variables)
+                assert done.returncode != 0 and "basetemp" in done.stderr, (value, done)
+                assert sorted(Path(folder).rglob("*")) == before, value
 
 
 def an_interrupt_ends_pytest_and_removes_the_copy() -> None:
@@ -138,6 +162,8 @@ NEED_PYTEST = [
     the_checkouts_tests_fail_with_its_own_adapters,
     no_settings_and_no_code_of_a_folder_above_the_copy_are_taken,
     the_checkouts_own_path_is_honoured,
+    the_files_that_pytest_writes_are_the_users,
+    pytest_empties_no_folder_of_the_user,
     tests_of_which_none_is_run_fail_with_words,
     an_interrupt_ends_pytest_and_removes_the_copy,
 ]
