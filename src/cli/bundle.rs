@@ -14,7 +14,7 @@ use crate::harness::manifest::{LAUNCHER, MANIFEST, Manifest, PROGRAM, is_bundle}
 use crate::harness::provenance::{Commit, git};
 use crate::harness::store::Layout;
 use crate::printable::{one_line, shown_path};
-use crate::process::{not_started, output_within, program};
+use crate::process::{LockedFolder, not_started, output_within, program, remove_unlocked};
 use crate::root::{absolute, read};
 use crate::units::{MIB, human_bytes};
 
@@ -69,8 +69,11 @@ pub fn run(layout: &Layout) -> Result<Ended> {
     ensure!(!is_bundle(&layout.root), "a bundle holds no sources to pack: run `cs336 bundle` in a checkout");
     watch_for_interrupt();
     let dist = layout.root.join("dist");
-    // Another command may pack at the same time.
-    let made = fs::create_dir_all(&dist).and_then(|()| tempfile::Builder::new().prefix(".packing-").tempdir_in(&dist));
+    // Another command may pack at the same time; one that was killed has left its folder.
+    let made = fs::create_dir_all(&dist).and_then(|()| {
+        remove_unlocked(&dist);
+        LockedFolder::new_in(&dist, "packing")
+    });
     let packing = made.with_context(|| format!("failed to make a folder in {}", shown_path(&dist)))?;
     let folder = packing.path().join("cs336");
     let packed = folder.join(PROGRAM);

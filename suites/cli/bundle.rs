@@ -168,6 +168,8 @@ fn packed_files_belong_to_root_and_only_their_owner_can_write_to_them() {
 fn two_bundles_packed_at_once_are_each_whole_and_a_pipe_among_the_files_is_named() {
     let tree = Tree::new();
     commit_all(&tree.path(""));
+    // What a killed one left.
+    fs::create_dir_all(tree.path("dist/cs336-packing-a.locked/cs336/bin")).unwrap();
     let [first, second] = [0; 2].map(|_| tree.command(&["bundle"]).stdout(Stdio::piped()).spawn().unwrap());
     for child in [first, second] {
         assert!(child.wait_with_output().unwrap().status.success());
