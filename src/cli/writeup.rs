@@ -11,7 +11,7 @@ use crate::harness::manifest::{is_bundle, restoring};
 use crate::harness::plan::{Scope, staleness};
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
-use crate::harness::store::Layout;
+use crate::harness::store::{Layout, dangling};
 use crate::harness::suite::{self, Suite};
 use crate::printable::indented;
 use crate::problems::REGISTRY;
@@ -108,6 +108,9 @@ fn fresh(layout: &Layout) -> Result<Ended> {
 /// The title page and page layout.
 fn frame(layout: &Layout) -> Result<String> {
     let path = layout.root.join("report/writeup.typ");
+    if let Some(link) = dangling(&path) {
+        bail!("{}", layout.leads_nowhere(link));
+    }
     read_text(&path).with_context(|| {
         let restored = restoring(&layout.root, "git checkout report/writeup.typ");
         format!("failed to read {}, the layout of pages; restore it: {restored}", layout.display(&path))

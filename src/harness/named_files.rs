@@ -72,7 +72,7 @@ pub fn require_writable<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result
             Some(error) => Err(error),
             None => try_folder_of(&target),
         };
-        tried.map_err(|error| cannot_write(&shown_path(path), &error))?;
+        tried.map_err(|error| cannot_write(path, &shown_path(path), &error))?;
     }
     Ok(())
 }
@@ -214,7 +214,7 @@ mod tests {
         for (name, words) in [
             ("file/new", "file/new cannot be written: not a directory; move the file that has its folder's name"),
             ("file/deeper/new", "move the file that has its folder's name"),
-            ("dangling/new", "move the file that has its folder's name"),
+            ("dangling/new", "/dangling is a link that leads nowhere; mend or remove it"),
             ("/proc/new", "/proc/new cannot be written: "),
         ] {
             let said = said(&path(name));

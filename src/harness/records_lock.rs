@@ -25,7 +25,7 @@ pub fn lock_records(layout: &Layout) -> Result<File> {
         bail!("{}", layout.leads_nowhere(link));
     }
     let shown = layout.display(&path);
-    let file = open().map_err(|error| cannot_write(&shown, &error))?;
+    let file = open().map_err(|error| cannot_write(&path, &shown, &error))?;
     match file.try_lock() {
         Ok(()) => {
             remove_partial(layout);

@@ -255,12 +255,18 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
         in_place.set_len(content.len() as u64)?;
         in_place.sync_all()
     };
-    attempt().map_err(|error| cannot_write(&shown_path(path), &error))
+    attempt().map_err(|error| cannot_write(path, &shown_path(path), &error))
 }
 
-/// The message about a file that cannot be written: the system's reason, and what to do.
-pub fn cannot_write(path: &str, error: &io::Error) -> anyhow::Error {
-    anyhow::anyhow!("{path} cannot be written: {error}{}", remedy(error))
+/// The message about a file, or a folder for files, that cannot be written: the system's reason, and what to do.
+pub fn cannot_write(path: &Path, shown: &str, error: &io::Error) -> anyhow::Error {
+    let is_on_the_way = matches!(error.kind(), ErrorKind::AlreadyExists | ErrorKind::NotADirectory);
+    match dangling(path).filter(|_| is_on_the_way) {
+        Some(link) => {
+            anyhow!("{shown} cannot be written: {} is a link that leads nowhere; mend or remove it", shown_path(link))
+        }
+        None => anyhow!("{shown} cannot be written: {error}{}", remedy(error)),
+    }
 }
 
 fn remedy(error: &io::Error) -> &'static str {

@@ -135,7 +135,7 @@ pub fn render(document: &Document) -> Result<Rendered> {
 /// other files too.
 pub fn write(dir: &Path, rendered: &Rendered, pdf: Option<&[u8]>) -> Result<()> {
     let figures = dir.join("figures");
-    std::fs::create_dir_all(&figures).map_err(|error| cannot_write(&shown_path(&figures), &error))?;
+    std::fs::create_dir_all(&figures).map_err(|error| cannot_write(&figures, &shown_path(&figures), &error))?;
     for (path, svg) in &rendered.figures {
         write_atomically(&dir.join(path), svg)?;
     }
