@@ -184,7 +184,7 @@ fn print_left(layout: &Layout, visit: &MeasureSummary, profile: Profile, argumen
         let kept = |case: &&Pending| record.as_ref().is_some_and(|file| file.case(&case.params).is_some());
         let earlier = match pending.iter().filter(kept).count() {
             0 => String::new(),
-            n => format!("; {n} of them keep their earlier figures"),
+            n => format!("; {n} of them keep their earlier record"),
         };
         let about = table.estimate_s().map_or(String::new(), |seconds| format!(", about {}", human_seconds(seconds)));
         eprintln!("  {problem} {profile}.{grid}: {} cases{about}{earlier}", pending.len());

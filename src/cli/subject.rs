@@ -210,6 +210,7 @@ pub fn checked(layout: &Layout, problems: &[&Problem]) -> Result<Option<Layout>>
         if need.is_empty() || subject.refused.contains_key(check.adapter) {
             continue;
         }
+        eprintln!("  checking {}::{}", check.problem, check.name);
         match runner.subject_check(&mut worker, &subject, check) {
             Ok(None) => return Ok(None),
             Ok(Some(CheckStatus::Failed { error })) => {

@@ -34,6 +34,8 @@ pub struct Plan<'a> {
     /// Why the file of the present record cannot be used, and what to do; every case is then pending.
     pub unreadable: Option<String>,
     pub pending: Vec<Pending>,
+    /// [`code_hashes`] when the plan was made, which is before a subject's code is checked.
+    pub code: BTreeMap<String, String>,
 }
 
 /// One case to measure, and how long it took last time, here or else in the accepted record.
@@ -83,7 +85,8 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
     }
     drop(why_stale);
     record.retain(|case| suite.cases(profile).any(|(_, params)| params == &case.params));
-    Ok(Some(Plan { problem, measured, profile, suite, record, unreadable, pending }))
+    let code = code_hashes(layout, measured, profile)?;
+    Ok(Some(Plan { problem, measured, profile, suite, record, unreadable, pending, code }))
 }
 
 /// Returns a function from a recorded case to the reason why it is stale, or `None` if it is fresh. Kernel files are

@@ -1,6 +1,5 @@
 //! Measuring: runs the checks, then measures case by case and table by table, optionally within a time budget.
 
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
@@ -54,7 +53,6 @@ pub struct Tally {
 /// One plan being measured. `context` is set once its checks have passed.
 struct Session<'a> {
     plan: Plan<'a>,
-    kernels: BTreeMap<String, String>,
     context: Option<MeasurementContext<'a>>,
     refused: bool,
     /// The text of the record's file, as it was read or written last.
@@ -145,7 +143,8 @@ impl Runner<'_> {
         if session.context.is_some() {
             return Ok(true);
         }
-        let Plan { problem, measured, profile, suite, .. } = &session.plan;
+        let plan = &session.plan;
+        let Plan { problem, measured, profile, suite, .. } = plan;
         self.layout.require_graded(problem.name)?;
         let mut worker = Worker::new(self.layout);
         progress.checks_started(problem);
@@ -159,11 +158,12 @@ impl Runner<'_> {
                 }
             }
         }
-        session.kernels = code_hashes(self.layout, measured, *profile)?;
         let run = match open_run(&self.layout.root, &suite.hash, facts, self.interrupted) {
             Err(_) if (self.interrupted)() => return Ok(false),
             run => run?,
         };
+        // What was checked must be what is timed.
+        require_same_code(self.layout, plan, &run)?;
         // Cases must not use caches that the checks have warmed.
         worker.restart();
         session.context = Some(MeasurementContext { problem, measured, profile: *profile, worker, run });
@@ -181,10 +181,10 @@ impl Runner<'_> {
         let Some(MeasurementContext { run, .. }) = &session.context else {
             bail!("a case was measured before its run was opened")
         };
-        require_same_code(self.layout, &session.plan, &session.kernels, run)?;
+        require_same_code(self.layout, &session.plan, run)?;
         let plan = &mut session.plan;
         let names = (plan.measured.kernels_of)(&pending.params);
-        let mut of_case = session.kernels.clone();
+        let mut of_case = plan.code.clone();
         of_case.retain(|name, _| is_of_case(name, &names));
         let case = CaseRecord {
             grid: pending.grid.clone(),
@@ -211,17 +211,17 @@ impl Runner<'_> {
     }
 }
 
-/// Errors: code that a case may have run is no longer that which the run began with, and which its record names.
-fn require_same_code(layout: &Layout, plan: &Plan, kernels: &BTreeMap<String, String>, run: &Run) -> Result<()> {
+/// Errors: code that a case may run is no longer that which was planned and checked, and which its record names.
+fn require_same_code(layout: &Layout, plan: &Plan, run: &Run) -> Result<()> {
     let now = code_hashes(layout, plan.measured, plan.profile)?;
     let mut changed: Vec<&str> =
-        kernels.keys().filter(|name| now.get(*name) != kernels.get(*name)).map(String::as_str).collect();
+        plan.code.keys().filter(|name| now.get(*name) != plan.code.get(*name)).map(String::as_str).collect();
     if peers_hash(&layout.root)? != run.peers_hash {
         changed.push("suites/peers");
     }
     ensure!(
         changed.is_empty(),
-        "{} changed during the measurement, so the case is not recorded: run it again with --resume",
+        "{} changed during the measurement, so no more cases are recorded: run it again with --resume",
         changed.join(", ")
     );
     Ok(())
@@ -230,7 +230,7 @@ fn require_same_code(layout: &Layout, plan: &Plan, kernels: &BTreeMap<String, St
 impl<'a> Session<'a> {
     fn new(layout: &Layout, plan: Plan<'a>) -> Self {
         let on_disk = read_text(&layout.local(plan.profile, plan.problem.name)).ok();
-        Self { plan, kernels: BTreeMap::new(), context: None, refused: false, on_disk }
+        Self { plan, context: None, refused: false, on_disk }
     }
 }
 

@@ -41,7 +41,7 @@ fn no_case_is_recorded_whose_peers_were_edited_during_the_measurement() {
     let (said, recorded) = (output_text(&output), cases(&tree).len());
     assert!(!output.status.success() && recorded < 8, "{recorded} cases: {said}");
     assert!(
-        said.contains("suites/peers changed during the measurement, so the case is not recorded: run it"),
+        said.contains("suites/peers changed during the measurement, so no more cases are recorded: run it"),
         "{said}"
     );
     assert!(tree.command(MEASURE).arg("--resume").output().unwrap().status.success());

@@ -1,5 +1,7 @@
 //! `cs336 measure --subject` and `writeup --subject`: a right subject has times and a report, and no trick makes one seem fast.
 
+use std::io::{BufRead as _, BufReader};
+
 use super::subject::Graded;
 use super::*;
 
@@ -91,6 +93,26 @@ fn a_right_subject_is_measured_beside_ours_and_has_a_report_of_its_own() {
     assert!(said.contains(&of_flash) && said.contains("0 points answered"), "{said}");
     let report = fs::read_to_string(folder_of_report.join("writeup.md")).unwrap();
     assert!(report.contains(left_out) && !report.contains("their PyTorch function takes"), "{report}");
+}
+
+/// Its checks may take minutes.
+#[test]
+fn a_subject_that_is_edited_while_it_is_checked_is_not_timed() {
+    let graded = Graded::with_small_grids("16");
+    let folder = graded.add("right", "ada", "", "");
+    let arguments = ["measure", FLASH, INDIVIDUAL, "--subject", folder.to_str().unwrap()];
+    let mut command = graded.tree.command(&arguments);
+    let mut child = graded.with_python(&mut command).stderr(Stdio::piped()).spawn().unwrap();
+    let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map(Result::unwrap);
+    assert!(lines.any(|line| line.starts_with("  checking ")), "no check was named");
+    add_to(&folder.join("tests/adapters.py"), "\n# edited\n");
+    let said: Vec<String> = lines.collect();
+    assert_eq!(child.wait().unwrap().code(), Some(1), "{said:?}");
+    let refused = said.iter().filter(|line| line.contains("subject changed during the measurement")).count();
+    assert_eq!(refused, 2, "of two problems: {said:?}");
+    assert!(!graded.report("ada").join("records/cpu").exists(), "a case was recorded");
+    let said = graded.said(&["measure", FLASH, INDIVIDUAL, "--resume"], &folder);
+    assert!(said.contains("2 measured, 0 out of memory, 0 not run, 0 failed"), "{said}");
 }
 
 #[test]
