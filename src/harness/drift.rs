@@ -134,14 +134,20 @@ fn samples_of(row: &Value) -> Result<Vec<(String, Samples)>> {
     Ok(found)
 }
 
-/// The row without what is noisy, which leaves what must repeat exactly: each `Samples` loses its samples, and left out are a plain
-/// number that is a time and the words of an error, which hold ports, times and numbers of threads.
+/// The fields of rows that hold what a model which is fitted to timings gives.
+const FITTED: [&str; 2] = ["overlap", "best"];
+
+/// The row without what is noisy, which leaves what must repeat exactly: each `Samples` loses its samples, and left out are plain
+/// times and rates, what is [`FITTED`], and the words of an error, which hold ports, times and numbers of threads.
 fn what_must_repeat(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
-            let kept = fields
-                .iter()
-                .filter(|(key, child)| *key != "samples" && *key != "words" && !(is_time(key) && child.is_number()));
+            let is_noisy = |key: &str, child: &Value| {
+                ["samples", "words"].contains(&key)
+                    || FITTED.contains(&key)
+                    || (is_time(key) || key.ends_with("_per_s")) && (child.is_number() || child.is_array())
+            };
+            let kept = fields.iter().filter(|(key, child)| !is_noisy(key, child));
             Value::Object(kept.map(|(key, child)| (key.clone(), what_must_repeat(child))).collect())
         }
         Value::Array(items) => Value::Array(items.iter().map(what_must_repeat).collect()),

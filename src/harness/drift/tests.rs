@@ -33,6 +33,16 @@ fn a_changed_exact_value_is_a_contradiction_and_timings_are_compared_by_rank() {
 }
 
 #[test]
+fn what_follows_from_timings_need_not_repeat() {
+    let row = |x: f64| {
+        json!({"link": {"bytes_per_s": x}, "strategies": {"naive": {"overlap": x}}, "model": {"best": {"calls": x}},
+            "timeline": {"time_s": [x, x]}, "seconds": x, "error": {"words": x.to_string()}})
+    };
+    let [old, new] = [1.0, 2.0].map(|x| Outcome::Measured { row: row(x) });
+    assert!(findings(new, old).is_empty());
+}
+
+#[test]
 fn on_another_machine_only_exact_values_are_compared() {
     let drift = drift(&file("a", measured(2, 9.0)), &file("b", measured(1, 1.0))).unwrap();
     assert!(drift.other_machine.is_some() && drift.cases[0].changes.len() == 1, "{drift:?}");
