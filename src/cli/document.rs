@@ -5,6 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::{Result, anyhow, bail};
 
+use crate::harness::answer::machines::leave_out_others;
 use crate::harness::answer::{Answer, Audience, RecordSet, Records};
 use crate::harness::drift::require_same_bounds;
 use crate::harness::handout::{HANDOUT, HandoutProblem};
@@ -146,36 +147,29 @@ fn records(
     let ran = |file: &RecordFile| file.cases.iter().any(|case| !matches!(case.outcome, Outcome::NotRun { .. }));
     let covers = |file: &RecordFile| ran(file) && suite.cases(profile).all(|(_, params)| file.case(params).is_some());
     let accepted = layout.read_accepted(profile, problem);
-    let read_local = || -> Result<Option<RecordFile>> {
-        let Some(local) = layout.read_local(profile, problem)? else { return Ok(None) };
-        if let Ok(Some(accepted)) = &accepted {
-            require_same_bounds(&local, accepted)?;
-        }
-        Ok(Some(local))
+    let local = (source == RecordSource::Here).then(|| local_file(layout, problem, profile, &accepted, unreadable));
+    let of = layout.subject.as_ref().map_or(String::new(), Subject::argument);
+    let again = format!("measure all on one: `cs336 measure {} --profile {profile}{of}`", problem.name);
+    let mut of_one_type = |mut file: RecordFile| {
+        unreadable.extend(leave_out_others(&mut file).map(|left_out| format!("{left_out}; {again}")));
+        file
     };
-    let local = match source {
-        RecordSource::Here => read_local().unwrap_or_else(|error| {
-            let instead =
-                if matches!(accepted, Ok(Some(_))) { ". This answer is from the accepted records" } else { "" };
-            unreadable.push(format!("{}{instead}", format!("{error:#}").trim_end_matches('.')));
-            None
-        }),
-        RecordSource::Accepted => None,
-    };
-    let file = match local.filter(|file| layout.subject.is_some() || covers(file)) {
+    let is_used = |file: &RecordFile| layout.subject.is_some() || covers(file);
+    let local = local.flatten().filter(is_used).map(&mut of_one_type).filter(is_used);
+    let file = match local {
         Some(file) => {
             // Then nothing else tells what bounds the times of this file.
             let instead = "This answer is from the records of this machine, whose times nothing accepted bounds";
             unreadable.extend(accepted.err().map(|error| format!("{error:#}. {instead}")));
             Some(file)
         }
-        None => accepted?,
+        None => accepted?.map(of_one_type),
     };
     let Some(mut file) = file else { return Ok(None) };
     if let Some(subject) = &layout.subject {
         let left_out = leave_out_other_code(&mut file, subject)?;
         if left_out > 0 {
-            let (name, of) = (problem.name, subject.argument());
+            let name = problem.name;
             unreadable.push(format!(
                 "{left_out} cases of {name} on the {profile} are left out, since they were measured with other code than the \
                  subject has now: run `cs336 measure {name} --resume{of}`"
@@ -188,6 +182,28 @@ fn records(
     let why_stale = staleness(layout, problem, suite, profile)?;
     let stale = file.cases.iter().enumerate().filter_map(|(at, case)| Some((at, why_stale(case)?))).collect();
     Ok(Some(RecordSet { file, stale }))
+}
+
+/// This machine's own record; none where it cannot be used, which `unreadable` then says.
+fn local_file(
+    layout: &Layout,
+    problem: &Problem,
+    profile: Profile,
+    accepted: &Result<Option<RecordFile>>,
+    unreadable: &mut Vec<String>,
+) -> Option<RecordFile> {
+    let read = || -> Result<Option<RecordFile>> {
+        let Some(local) = layout.read_local(profile, problem)? else { return Ok(None) };
+        if let Ok(Some(accepted)) = accepted {
+            require_same_bounds(&local, accepted)?;
+        }
+        Ok(Some(local))
+    };
+    read().unwrap_or_else(|error| {
+        let instead = if matches!(accepted, Ok(Some(_))) { ". This answer is from the accepted records" } else { "" };
+        unreadable.push(format!("{}{instead}", format!("{error:#}").trim_end_matches('.')));
+        None
+    })
 }
 
 /// Each registered problem's Markdown, rendered from the accepted records, or why it is not whole. The drift gate compares it.

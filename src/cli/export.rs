@@ -5,7 +5,7 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 use super::document::{RecordSource, problem_input, with_problems};
 use super::{Ended, handout_problem, registered};
-use crate::harness::answer::records::machine_name;
+use crate::harness::answer::machines::machine_name;
 use crate::harness::answer::table::Format as ColumnFormat;
 use crate::harness::answer::{Cell, RecordSet, Records, Table, mark};
 use crate::harness::manifest::restoring;

@@ -4,6 +4,7 @@ use anyhow::{Context as _, Result, bail, ensure};
 use serde::Serialize;
 use serde_json::Value;
 
+use super::answer::machines::leave_out_others;
 use super::plan::staleness;
 use super::problem::Problem;
 use super::record::{CaseRecord, Machine, Outcome, RecordFile};
@@ -186,6 +187,9 @@ pub fn acceptable(
     let missing = suite.cases(local.profile).filter(|(_, params)| local.case(params).is_none()).count();
     let measure = format!("`cs336 measure {name} --profile {} --resume`", local.profile);
     ensure!(missing == 0, "{name}: {missing} of {expected} cases are not measured; {measure}");
+    if let Some(left_out) = leave_out_others(&mut local.clone()) {
+        bail!("{left_out}; measure all on one: `cs336 measure {name} --profile {}`", local.profile);
+    }
     let why_stale = staleness(layout, problem, suite, local.profile)?;
     for case in &local.cases {
         let before = accepted.and_then(|file| file.case(&case.params));

@@ -5,7 +5,8 @@ use std::fmt::Write as _;
 
 use super::{Document, escape};
 use crate::harness::answer::format::{NOTHING, grouped};
-use crate::harness::answer::records::{machine_name, memory_bytes, runs_by_age};
+use crate::harness::answer::machines::{machine_name, memory_bytes};
+use crate::harness::answer::records::runs_by_age;
 use crate::harness::answer::{Claim, RecordSet};
 use crate::harness::conditions::{Throttle, in_words};
 use crate::harness::record::{CaseRecord, Outcome, Peaks, Profile, Run};

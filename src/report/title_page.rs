@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use serde::Serialize;
 
 use super::{AnsweredPart, Document, escape, points, provenance};
-use crate::harness::answer::records::machine_name;
+use crate::harness::answer::machines::machine_name;
 use crate::harness::handout::HandoutProblem;
 
 /// The head of the report. It depends on the records only, not on the clock.

@@ -20,6 +20,7 @@ use super::layout;
 
 mod accepted;
 mod lacking;
+mod machines;
 
 const FRAME: &str = include_str!("../../report/writeup.typ");
 

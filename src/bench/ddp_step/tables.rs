@@ -9,8 +9,8 @@ use super::numbers::{hidden, is_stable};
 use super::{Params, Row, StrategyColumn, WITHOUT_OVERLAP};
 use crate::bench::all_reduce::RankTimes;
 use crate::collective::Backend;
-use crate::harness::answer::format::{distinct, grouped, markdown, print};
-use crate::harness::answer::records::machine_name;
+use crate::harness::answer::format::{distinct, grouped, print};
+use crate::harness::answer::machines::machines_of;
 use crate::harness::answer::{
     Answer, Case, CaseOutcome, Cell, Paired, Quantity, RecordSet, Records, Style, Table, TableBuilder, Turns, Unit,
 };
@@ -113,7 +113,8 @@ impl Unstable {
 /// The answer of a problem that measures steps alone. Its template sees the setting, [`Unstable`], and
 /// `answer.stable`, whether a stable case has the `numbers`; then it sees those of the first one, and the caller gets them.
 ///
-/// On a GPU the tables are `steps-gpu`, what the handout asks for, and `streams-gpu`, the rest; of a CPU `steps-cpu` has all.
+/// On a GPU the tables are `steps-gpu`, what the handout asks for, and `streams-gpu`, the rest; of a CPU `steps-cpu` has all. Each
+/// number of ranks has tables of its own ([`by_ranks`]), and all that is quoted is of the fewest.
 ///
 /// Errors: no records, or rows of another shape.
 pub fn steps_answer<N: Serialize>(
@@ -131,7 +132,7 @@ pub fn steps_answer<N: Serialize>(
         numbers: Option<N>,
     }
     let main = records.main()?;
-    let cases: Vec<StepCase> = main.cases_as()?;
+    let cases: Vec<StepCase> = on_fewest_ranks(main.cases_as()?);
     let label = |params: &Params| params.dtype.name().to_string();
     let rows = cases.iter().filter_map(|case| Some((case, case.row()?.steps())));
     let of_case = |(case, steps): (&StepCase, &Row)| -> Result<Option<N>> {
@@ -147,11 +148,12 @@ pub fn steps_answer<N: Serialize>(
     };
     let mut answer = Answer::of(main, &quoted)?;
     if let Some(set) = records.gpu() {
-        let cases = set.cases_as()?;
-        let cases: Vec<&StepCase> = cases.iter().collect();
-        answer.table("steps-gpu", steps_table(&cases, "dtype", label, Shown::Asked))?;
-        if cases.iter().any(|case| case.row().is_some()) {
-            answer.table("streams-gpu", steps_table(&cases, "dtype", label, Shown::Rest))?;
+        let cases: Vec<StepCase> = set.cases_as()?;
+        for (ranks, cases) in by_ranks(&cases) {
+            answer.table(format!("steps-gpu{ranks}"), steps_table(&cases, "dtype", label, Shown::Asked))?;
+            if cases.iter().any(|case| case.row().is_some()) {
+                answer.table(format!("streams-gpu{ranks}"), steps_table(&cases, "dtype", label, Shown::Rest))?;
+            }
         }
     }
     if let Some(set) = records.cpu() {
@@ -300,7 +302,8 @@ pub fn ending<R>(outcome: &CaseOutcome<R>) -> String {
 /// The setting with the machine, how often it was timed, and what every strategy sends.
 fn caption(cases: &[&StepCase], shown: Shown) -> String {
     let Some(first) = cases.first() else { return "No case is recorded.".into() };
-    let setting = format!("{}, {}", StepSetting::of(&first.params).describe(), machines(cases.iter().copied()));
+    let setting =
+        format!("{}, {}", StepSetting::of(&first.params).describe(), machines_of(cases.iter().map(|case| &case.id)));
     if shown == Shown::Rest {
         return format!("Further columns of the table of steps: {setting}.");
     }
@@ -322,12 +325,6 @@ fn caption(cases: &[&StepCase], shown: Shown) -> String {
     format!(
         "Training steps of {setting}: medians of {steps} steps, or ranges over {turns} turns where unstable.{sent}{runs}"
     )
-}
-
-/// The machines of cases, for captions.
-pub fn machines<'a>(cases: impl IntoIterator<Item = &'a StepCase>) -> String {
-    let names = cases.into_iter().map(|case| markdown(&machine_name(case.id.machine(), case.id.profile)));
-    distinct(names).join("; ")
 }
 
 #[cfg(test)]

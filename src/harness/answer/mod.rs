@@ -13,6 +13,7 @@ pub mod claim;
 pub mod comparison;
 pub mod figure;
 pub mod format;
+pub mod machines;
 #[cfg(test)]
 pub mod made_up;
 pub mod mark;

@@ -8,6 +8,7 @@ use serde::de::DeserializeOwned;
 use serde_json::Value;
 
 use super::format::{markdown, plain_strings};
+use super::machines::{machine_name, memory_bytes, named};
 use super::quantity::{Quantity, Unit};
 use super::table::Cell;
 use crate::harness::conditions::Conditions;
@@ -175,9 +176,15 @@ impl RecordSet {
         self.runs().last().copied().with_context(|| format!("the records of {} name no run", self.file.problem))
     }
 
-    /// The newest run's machine as captions name it, in Markdown.
+    /// The machines of the measured cases as captions name them, in Markdown; the newest run's where none is measured.
     pub fn machine(&self) -> Result<String> {
-        Ok(markdown(&machine_name(&self.newest_run()?.machine, self.profile())))
+        let measured = self.file.cases.iter().filter(|case| matches!(case.outcome, Outcome::Measured { .. }));
+        let run = |case: &CaseRecord| self.file.runs.iter().find(|run| run.id == case.run);
+        let runs = match measured.filter_map(run).collect::<Vec<_>>() {
+            none if none.is_empty() => vec![self.newest_run()?],
+            runs => runs,
+        };
+        Ok(named(runs.into_iter().map(|run| (&run.machine, self.profile()))))
     }
 
     /// Memory of the device that the profile measures on, in bytes.
@@ -297,24 +304,6 @@ pub fn runs_by_age(runs: &[Run]) -> Vec<&Run> {
     runs
 }
 
-/// "AMD EPYC 7B13, 2 cores" or "2 × NVIDIA H200", without trademark symbols.
-pub fn machine_name(machine: &Machine, profile: Profile) -> String {
-    match (profile, &machine.gpus[..]) {
-        (Profile::Gpu, [gpu]) => plain(&gpu.name),
-        (Profile::Gpu, [gpu, ..]) => format!("{} × {}", machine.gpus.len(), plain(&gpu.name)),
-        _ => {
-            let plural = if machine.cores == 1 { "" } else { "s" };
-            format!("{}, {} core{plural}", plain(&machine.cpu), machine.cores)
-        }
-    }
-}
-
-fn plain(name: &str) -> String {
-    let name = name.replace("(R)", " ").replace("(TM)", " ").replace("(tm)", " ").replace(" CPU", " ");
-    let name = name.split(" @ ").next().unwrap_or_default();
-    name.split_whitespace().collect::<Vec<_>>().join(" ")
-}
-
 fn source(runs: &[&Run], profile: Profile) -> String {
     let mut by_machine: Vec<(String, Vec<&str>)> = Vec::new();
     for run in runs {
@@ -334,14 +323,6 @@ fn source(runs: &[&Run], profile: Profile) -> String {
         format!("{}, {runs}", markdown(machine))
     });
     words.collect::<Vec<_>>().join("; ")
-}
-
-/// Memory of the device that the profile measures on.
-pub fn memory_bytes(machine: &Machine, profile: Profile) -> u64 {
-    match (profile, machine.gpus.first()) {
-        (Profile::Gpu, Some(gpu)) => gpu.memory_bytes,
-        _ => machine.memory_bytes,
-    }
 }
 
 #[cfg(test)]

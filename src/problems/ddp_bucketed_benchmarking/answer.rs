@@ -37,7 +37,9 @@ const SINGLE_CALLS: &str = "overlap_individual_parameters";
 struct Quoted<'a> {
     #[serde(flatten)]
     unstable: Unstable,
-    /// Whether a size is stable; then the numbers of the sizes follow.
+    /// The fewest ranks that were measured.
+    ranks: Option<usize>,
+    /// Whether a size is stable there; then the numbers of the sizes follow.
     sized: bool,
     #[serde(flatten)]
     sizes: Option<Sizes<'a>>,
@@ -83,6 +85,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let scaling = Scaling::of(&[records, sharded], main.profile())?;
     let quoted = Quoted {
         unstable: Unstable::of(&main.cases_as()?, |params| params.dtype.name().into()),
+        ranks: cases.first().map(|case| case.params.world_size),
         sized: !measured.is_empty(),
         sizes: Sizes::of(&measured, records)?,
         wheel: Wheel::of(&cases),
@@ -93,15 +96,15 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let mut answer = Answer::of(main, &quoted)?;
     for set in records.sets() {
         steps_tables(&mut answer, set)?;
-        wheel::table(&mut answer, set, &set.cases::<Bucketed>()?)?;
+        wheel::table(&mut answer, set, &on_fewest_ranks(set.cases::<Bucketed>()?))?;
     }
     if let Some(claim) = quoted.wheel.as_ref().and_then(|wheel| wheel.claim.clone()) {
         answer.claim(claim)?;
     }
     if let Some(sizes) = &quoted.sizes {
         sizes.claims(&mut answer)?;
-        answer.table("sizes", size_table(&measured, &left_out, main)?)?;
-        answer.table("predictions", prediction_table(&measured, &sizes.link, main)?)?;
+        answer.table("sizes", size_table(&measured, &left_out))?;
+        answer.table("predictions", prediction_table(&measured, &sizes.link))?;
         let longer = quoted.single_calls.as_ref().map(|calls| &calls.longer);
         let claim = Claim::new("single-calls-win", longer.is_some_and(Paired::is_positive));
         answer.claim(match longer {
@@ -139,9 +142,9 @@ fn steps_tables(answer: &mut Answer, set: &RecordSet) -> Result<()> {
     Ok(())
 }
 
-/// Of the first stable case that has both strategies.
+/// Of the first stable case on the fewest ranks that has both strategies.
 fn single_calls(set: Option<&RecordSet>) -> Result<Option<SingleCalls>> {
-    let cases: Vec<StepCase> = set.map(RecordSet::cases_as).transpose()?.unwrap_or_default();
+    let cases: Vec<StepCase> = on_fewest_ranks(set.map(RecordSet::cases_as).transpose()?.unwrap_or_default());
     Ok(cases.iter().find_map(|case| {
         let steps = case.row()?.steps();
         let rounds = |name| Some(steps.strategies.get(name)?.step.turns(case.params.rounds));

@@ -11,7 +11,7 @@ use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::link::PooledLink;
 use crate::bench::ddp_step::tables::{StepSetting, ending, on_fewest_ranks, steps_tables};
 use crate::harness::answer::format::markdown;
-use crate::harness::answer::records::machine_name;
+use crate::harness::answer::machines::machine_name;
 use crate::harness::answer::{Answer, Audience, Case, Records, Style};
 use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1};
 

@@ -7,8 +7,8 @@ use anyhow::{Context as _, Result};
 use serde_json::{Map, Value, json};
 
 use super::escape::escape;
+use crate::harness::answer::machines::machine_name;
 use crate::harness::answer::mark::{self, CaseKey};
-use crate::harness::answer::records::machine_name;
 use crate::harness::answer::{RecordSet, Records};
 use crate::harness::record::{CaseRecord, Outcome, Profile, Run};
 use crate::harness::samples::each_samples;

@@ -2,7 +2,7 @@
 
 use serde_json::json;
 
-use super::super::made_up::{MadeUp, machine};
+use super::super::made_up::MadeUp;
 use super::*;
 use crate::harness::suite;
 
@@ -36,10 +36,4 @@ fn records_are_complete_when_every_planned_case_ended_without_a_failure() {
     let unmeasured = || MadeUp::gpu("x").not_run("a", &case(1));
     assert!(!planned(unmeasured().not_run("a", &case(2))) && !planned(unmeasured().out_of_memory("a", &case(2))));
     assert!(planned(MadeUp::cpu("x").measured("a", &case(1), &1.5)), "nothing is planned on a CPU");
-}
-
-#[test]
-fn a_machine_name_has_no_trademark_symbols() {
-    let machine = Machine { cpu: "Intel(R) Xeon(R) CPU @ 2.20GHz".into(), cores: 2, ..machine(None) };
-    assert_eq!(machine_name(&machine, Profile::Cpu), "Intel Xeon, 2 cores");
 }

@@ -8,8 +8,7 @@ use super::sizes::size_mb;
 use crate::bench::all_reduce::RankTimes;
 use crate::bench::ddp_step::tables::StepSetting;
 use crate::bench::steps_on_ranks::{Params, Row};
-use crate::harness::answer::records::{CaseId, machine_name};
-use crate::harness::answer::{Case, Paired, RecordSet};
+use crate::harness::answer::{Case, CaseId, Paired, RecordSet};
 use crate::model::Precision;
 
 /// A case of `torch_compile`, of which only these steps are read.
@@ -34,7 +33,6 @@ pub enum Way {
 /// A step, beside the one without communication in the same turns.
 pub struct FusedStep {
     pub case: CaseId,
-    pub machine: String,
     pub setting: StepSetting,
     pub dtype: Precision,
     pub way: Way,
@@ -46,7 +44,7 @@ pub struct FusedStep {
     pub adds: Paired,
 }
 
-/// Each way at each precision, in the case in which its step is shortest.
+/// Each way at each precision on the fewest ranks, in the case in which its step is shortest.
 pub fn fused_steps(set: &RecordSet) -> Result<Vec<FusedStep>> {
     let all: Vec<Case<Measured, Value>> = set.cases_as()?;
     let measured = all.iter().filter_map(|case| match (&case.params, case.row()?) {
@@ -54,10 +52,12 @@ pub fn fused_steps(set: &RecordSet) -> Result<Vec<FusedStep>> {
         (Measured::Other, _) => None,
     });
     let read = |(id, params, row)| Ok((id, params, serde_json::from_value(row).context("a step on ranks")?));
-    let cases: Vec<(&CaseId, &Params, Row)> = measured.map(read).collect::<Result<_>>()?;
+    let mut cases: Vec<(&CaseId, &Params, Row)> = measured.map(read).collect::<Result<_>>()?;
+    let fewest = cases.iter().map(|(_, params, _)| params.world_size).min();
+    cases.retain(|(_, params, _)| Some(params.world_size) == fewest);
     let shortest = |dtype, way| {
         let cases = cases.iter().filter(move |(_, params, _)| params.dtype == dtype);
-        let steps = cases.filter_map(|(id, params, row)| FusedStep::of(set, id, params, row, way));
+        let steps = cases.filter_map(|(id, params, row)| FusedStep::of(id, params, row, way));
         steps.min_by(|a, b| a.step.all.value().total_cmp(&b.step.all.value()))
     };
     let dtypes = [Precision::Float32, Precision::Bfloat16];
@@ -66,11 +66,10 @@ pub fn fused_steps(set: &RecordSet) -> Result<Vec<FusedStep>> {
 }
 
 impl FusedStep {
-    fn of(set: &RecordSet, id: &CaseId, p: &Params, row: &Row, way: Way) -> Option<Self> {
+    fn of(id: &CaseId, p: &Params, row: &Row, way: Way) -> Option<Self> {
         let [step, single] = [way.times(row), &row.single].map(|times| times.turns(p.rounds));
         Some(Self {
             case: id.clone(),
-            machine: machine_name(id.machine(), set.profile()),
             setting: StepSetting::new(p.size, p.backend, p.batch_size, p.context_length, p.world_size),
             dtype: p.dtype,
             way,

@@ -7,8 +7,8 @@ use crate::bench::all_reduce::RankTimes;
 use crate::bench::ddp_step::numbers::is_stable;
 use crate::bench::ddp_step::tables::{PYTORCH, StepCase, StepSetting, title};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
-use crate::harness::answer::format::{distinct, markdown, print};
-use crate::harness::answer::records::machine_name;
+use crate::harness::answer::format::{distinct, print};
+use crate::harness::answer::machines::machines_of;
 use crate::harness::answer::{Paired, Quantity, Range, RecordSet, Records, Style, Table, Unit};
 use crate::harness::record::Profile;
 use crate::model::Precision;
@@ -37,22 +37,21 @@ struct Point {
 }
 
 impl Scaling {
-    /// Of the machine that has measured the most numbers of ranks; `None` where none has measured two.
+    /// Of the machine and the setting with the most numbers of ranks; `None` where none has two.
     pub fn of(records: &[&Records], profile: Profile) -> Result<Option<Self>> {
         let sets = records.iter().filter_map(|records| records.of(profile));
         let cases: Vec<StepCase> =
             sets.map(RecordSet::cases_as).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
-        let machine = |case: &StepCase| machine_name(case.id.machine(), case.id.profile);
-        let numbers = |name: &String| {
-            distinct(cases.iter().filter(|case| machine(case) == *name).map(|case| case.params.world_size)).len()
+        let group = |case: &StepCase| (machines_of([&case.id]), StepSetting::of(&case.params).per_rank());
+        let numbers = |of: &(String, String)| {
+            distinct(cases.iter().filter(|case| group(case) == *of).map(|case| case.params.world_size)).len()
         };
-        let Some(name) = distinct(cases.iter().map(machine)).into_iter().max_by_key(numbers) else { return Ok(None) };
-        let on_it: Vec<&StepCase> = cases.iter().filter(|case| machine(case) == name).collect();
-        let all: Vec<Point> = on_it.iter().flat_map(|case| Point::all(case)).collect();
+        let Some(of) = distinct(cases.iter().map(group)).into_iter().max_by_key(numbers) else { return Ok(None) };
+        let all: Vec<Point> = cases.iter().filter(|case| group(case) == of).flat_map(Point::all).collect();
         let lines = distinct(all.iter().map(|point| (point.dtype, point.title)));
         let points: Vec<Point> = lines.into_iter().flat_map(|(dtype, title)| line(&all, dtype, title)).collect();
-        let setting = on_it.first().map(|case| StepSetting::of(&case.params).per_rank()).unwrap_or_default();
-        Ok((!points.is_empty()).then(|| Self { machine: markdown(&name), setting, points }))
+        let (machine, setting) = of;
+        Ok((!points.is_empty()).then_some(Self { machine, setting, points }))
     }
 
     pub fn table(&self) -> Table {

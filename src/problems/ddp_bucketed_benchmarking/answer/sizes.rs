@@ -10,8 +10,9 @@ use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::link::PooledLink;
 use crate::bench::ddp_step::numbers::{NAIVE, StrategyNumbers, hidden};
 use crate::harness::answer::format::{grouped, listed};
+use crate::harness::answer::machines::machines_of;
 use crate::harness::answer::{
-    Answer, Case, Claim, Paired, Quantity, Range, RecordSet, Records, SameMachine, SameRun, Style, Table, Unit,
+    Answer, Case, Claim, Paired, Quantity, Range, Records, SameMachine, SameRun, Style, Table, Unit,
 };
 use crate::harness::record::Machine;
 use crate::model::Precision;
@@ -224,7 +225,7 @@ impl<'a> Sizes<'a> {
 }
 
 /// What the handout asks for: a row for each size but those that another machine measured.
-pub fn size_table(sizes: &[Size], left_out: &[Size], set: &RecordSet) -> Result<Table> {
+pub fn size_table(sizes: &[Size], left_out: &[Size]) -> Table {
     let left_out = match left_out {
         [] => String::new(),
         sizes => {
@@ -234,7 +235,7 @@ pub fn size_table(sizes: &[Size], left_out: &[Size], set: &RecordSet) -> Result<
     };
     let pytorch =
         |size: &Size| hidden(size.case, &size.row.steps, size.row.steps.pytorch_ddp.as_ref()?).map(|share| share.all);
-    Ok(Table::of(sizes)
+    Table::of(sizes)
         .right("bucket (MB)", |size| size_mb(size.mb))
         .right("calls", |size| size.bucketed.calls.to_string())
         .number("step (ms)", Style::Ms, 1, |size| size.bucketed.step.clone())
@@ -246,13 +247,13 @@ pub fn size_table(sizes: &[Size], left_out: &[Size], set: &RecordSet) -> Result<
         .captioned(format!(
             "Steps in buckets, float32, {}. *Single* is the step without communication in the same turns; *hidden* is the share \
              of the naive step's extra time that is saved.{left_out}",
-            set.machine()?
-        )))
+            machines_of(sizes.iter().map(|size| &size.case.id))
+        ))
 }
 
 /// What the model says of each size, beside what was measured.
-pub fn prediction_table(sizes: &[Size], link: &PooledLink, set: &RecordSet) -> Result<Table> {
-    Ok(Table::of(sizes)
+pub fn prediction_table(sizes: &[Size], link: &PooledLink) -> Table {
+    Table::of(sizes)
         .right("bucket (MB)", |size| size_mb(size.mb))
         .right("calls $n_b$", |size| size.bucketed.calls.to_string())
         .number("predicted overhead (ms)", Style::Ms, 2, |size| size.predicted(link))
@@ -263,8 +264,8 @@ pub fn prediction_table(sizes: &[Size], link: &PooledLink, set: &RecordSet) -> R
              against measured float32 steps. {}.",
             link.overhead.text(Style::Us, 0),
             link.bandwidth.text(Style::Gb, 0),
-            set.machine()?
-        )))
+            machines_of(sizes.iter().map(|size| &size.case.id))
+        ))
 }
 
 /// "1,000" or "0.1".

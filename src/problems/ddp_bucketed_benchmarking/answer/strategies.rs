@@ -12,6 +12,7 @@ use crate::bench::ddp_step::numbers::{NAIVE, StrategyNumbers};
 use crate::bench::ddp_step::tables::{StepCase, StepSetting, on_fewest_ranks, title};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{distinct, print};
+use crate::harness::answer::machines::machines_of;
 use crate::harness::answer::{Cell, Paired, Quantity, Range, RecordSet, Records, Style, Table};
 use crate::harness::record::Profile;
 use crate::model::Precision;
@@ -31,19 +32,24 @@ pub struct SideBySide {
 pub fn side_by_side(entries: &[StrategyRecords], fused: &Records, profile: Profile) -> Result<Vec<SideBySide>> {
     // On a CPU its kernels are emulated.
     let fused = || fused.gpu().filter(|_| profile == Profile::Gpu).map_or(Ok(Vec::new()), fused_steps);
-    let machines = entries.iter().filter_map(|(_, records)| records.of(profile)).map(RecordSet::machine);
+    let cases_of = |(_, records): &StrategyRecords| -> Result<Vec<StepCase>> {
+        Ok(on_fewest_ranks(records.of(profile).map(RecordSet::cases_as).transpose()?.unwrap_or_default()))
+    };
     let on = |machine: String| {
         let mut sides = Vec::new();
         for dtype in [Precision::Float32, Precision::Bfloat16] {
             for entry in entries {
-                let set = entry.1.of(profile).filter(|set| set.machine().is_ok_and(|name| name == machine));
-                sides.extend(Side::of(*entry, set, profile, dtype)?);
+                let mut cases = cases_of(entry)?;
+                cases.retain(|case| case.params.dtype == dtype && machines_of([&case.id]) == machine);
+                sides.extend(Side::of(*entry, cases, profile, dtype));
             }
         }
-        let fused = fused()?.into_iter().filter(|step| step.machine == machine).collect();
+        let fused = fused()?.into_iter().filter(|step| machines_of([&step.case]) == machine).collect();
         Ok(SideBySide { machine, sides, fused })
     };
-    distinct(machines.collect::<Result<Vec<_>>>()?).into_iter().map(on).collect()
+    let cases: Vec<StepCase> =
+        entries.iter().map(cases_of).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+    distinct(cases.iter().map(|case| machines_of([&case.id]))).into_iter().map(on).collect()
 }
 
 /// One strategy at one precision.
@@ -56,18 +62,16 @@ pub struct Side {
 }
 
 impl Side {
-    /// `None` for a precision that is neither recorded in `set` nor planned.
+    /// Of cases at this precision; `None` where there are none and none are planned.
     fn of(
         (strategy, records): StrategyRecords,
-        set: Option<&RecordSet>,
+        cases: Vec<StepCase>,
         profile: Profile,
         dtype: Precision,
-    ) -> Result<Option<Self>> {
-        let mut cases: Vec<StepCase> = on_fewest_ranks(set.map(RecordSet::cases_as).transpose()?.unwrap_or_default());
-        cases.retain(|case| case.params.dtype == dtype);
+    ) -> Option<Self> {
         let planned = records.planned(profile).any(|(_, params)| params["dtype"] == dtype.name());
         if cases.is_empty() && !planned {
-            return Ok(None);
+            return None;
         }
         let ended = cases.iter().map(|case| case.outcome.label()).find(|word| *word != "measured");
         let measured = cases.into_iter().filter_map(|case| {
@@ -79,7 +83,7 @@ impl Side {
         let bucket = bucket.filter(|_| strategy != "sharded_optimizer");
         let bucket = bucket.map_or(String::new(), |mb| format!(" ({} MB)", size_mb(mb)));
         let shortest = shortest.ok_or(ended.unwrap_or("not measured"));
-        Ok(Some(Self { strategy, title: format!("{}{bucket}", title(strategy)), dtype, shortest }))
+        Some(Self { strategy, title: format!("{}{bucket}", title(strategy)), dtype, shortest })
     }
 
     fn case(&self) -> Option<&StepCase> {

@@ -123,11 +123,15 @@ fn without_a_measured_size_there_are_no_claims() {
 
 #[test]
 fn buckets_and_single_parameters_are_compared_in_turns_of_one_run() {
+    let steps = |bucketed| row(&[(STRATEGY, bucketed, 0.5, 0.1), (SINGLE_CALLS, 1.2, 0.5, 0.1)], None);
     let answer_with = |bucketed: f64| {
         let mut records = with_size(MadeUp::gpu("x"), (10.0, 1.25, 10), FAST).records();
         records.others = READS.iter().map(|name| (name.to_string(), Records::default())).collect();
-        let steps = row(&[(STRATEGY, bucketed, 0.5, 0.1), (SINGLE_CALLS, 1.2, 0.5, 0.1)], None);
-        let shared = MadeUp::gpu(SHARDED_PROBLEM).measured("a", &params(Precision::Float32, Some(100.0)), &steps);
+        let on_two = params(Precision::Float32, Some(100.0));
+        // What is said is of the fewest ranks.
+        let on_four = Params { world_size: 4, ..on_two.clone() };
+        let shared = MadeUp::gpu(SHARDED_PROBLEM).measured("a", &on_four, &steps(2.4 - bucketed));
+        let shared = shared.measured("a", &on_two, &steps(bucketed));
         records.others.insert(SHARDED_PROBLEM.into(), shared.records());
         answer(&records, Audience::Ours).unwrap().holds("single-calls-win")
     };

@@ -12,6 +12,7 @@ use crate::bench::ddp_step::from_python::{FromPython, Library};
 use crate::bench::ddp_step::tables::{StepSetting, ending};
 use crate::bench::interleave::ColumnOutcome;
 use crate::harness::answer::format::{listed, markdown, print};
+use crate::harness::answer::machines::machines_of;
 use crate::harness::answer::{Answer, Cell, Claim, Paired, Range, RecordSet, Style, Table, Unit};
 use crate::harness::stats::min;
 
@@ -161,7 +162,7 @@ pub fn table(answer: &mut Answer, set: &RecordSet, cases: &[BucketCase]) -> Resu
          run.",
         StepSetting::of(params).describe(),
         size_mb(mb(params)),
-        set.machine()?,
+        machines_of(cases.iter().map(|case| &case.id)),
         params.rounds * params.steps,
         params.rounds
     );

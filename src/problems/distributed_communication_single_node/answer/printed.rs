@@ -5,7 +5,7 @@ use super::sum::{NVLINK, Sum, SumCase};
 use crate::collective::Backend;
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{self, distinct, grouped, markdown, time};
-use crate::harness::answer::records::machine_name;
+use crate::harness::answer::machines::machine_name;
 use crate::harness::answer::turns::STABLE;
 use crate::harness::answer::{CaseOutcome, Column, Range, Style, Table};
 use crate::harness::record::Profile;

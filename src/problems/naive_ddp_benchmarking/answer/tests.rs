@@ -1,6 +1,7 @@
 //! The answer on made-up steps: each claim both ways, and what is missing.
 
 use super::*;
+use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::made_up::{Times, params, row};
 use crate::harness::answer::made_up::{MadeUp, seconds};
 use crate::model::Precision;
@@ -24,6 +25,23 @@ fn claims_and_numbers_follow_the_step() {
     assert!((quoted("share") - 0.25).abs() < 1e-12 && (quoted("predicted") - 2.0).abs() < 1e-9);
     let odd = answered(("naive", 1.5, 1.95, 1.95), 1.5);
     assert_eq!(claims(&odd), [Some(false); 2], "a tie of the two steps, and a fit that is 3 % off");
+}
+
+#[test]
+fn each_number_of_ranks_has_its_tables_and_what_is_said_is_of_the_fewest() {
+    let steps = |naive| row(&[("naive", naive, 0.5, 0.5)], Some(1.2));
+    let on = |ranks| Params { world_size: ranks, ..params(Precision::Float32, None) };
+    let of = |made_up: MadeUp| answer(&made_up.records(), Audience::Ours).unwrap();
+    let alone = of(MadeUp::gpu("x").measured("a", &on(2), &steps(2.0)));
+    let beside = of(MadeUp::gpu("x").measured("a", &on(4), &steps(3.0)).measured("a", &on(2), &steps(2.0)));
+    assert_eq!(alone.quoted()["step"]["value"], beside.quoted()["step"]["value"]);
+    assert_eq!(beside.quoted()["world_size"], 2);
+    for (table, ranks) in [("steps-gpu", 2), ("streams-gpu", 2), ("steps-gpu-4", 4), ("streams-gpu-4", 4)] {
+        let table = beside.tables()[table].markdown();
+        assert!(table.contains(&format!("on {ranks} ranks")) && table.matches("| naive |").count() == 1, "{table}");
+    }
+    let without = of(MadeUp::gpu("x").failed("a", &on(2)).measured("a", &on(4), &steps(3.0)));
+    assert_eq!(without.quoted()["stable"], false);
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::bench::interleave::ColumnOutcome as Timed;
 use crate::bench::peer::{Compile, Software};
 use crate::bench::steps_on_ranks;
 use crate::harness::answer::format::{distinct, listed, markdown};
-use crate::harness::answer::records::machine_name;
+use crate::harness::answer::machines::machine_name;
 use crate::harness::answer::{Case, Cell, Paired, Quantity, Range, RecordSet, Turns, Unit};
 use crate::harness::samples::Samples;
 use crate::harness::stats;

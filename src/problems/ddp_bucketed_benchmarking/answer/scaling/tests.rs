@@ -61,6 +61,15 @@ fn one_number_of_ranks_or_unstable_steps_are_no_scaling() {
 }
 
 #[test]
+fn steps_of_another_setting_are_not_followed() {
+    let made_up = MadeUp::gpu("x").measured("a", &Params { context_length: 8, ..on(2) }, &steps(1.1, 1.1));
+    let made_up = made_up.measured("a", &on(4), &steps(1.25, 1.25)).measured("a", &on(8), &steps(1.6, 1.6));
+    let table = scaling(made_up).unwrap().table().markdown();
+    assert!(table.contains("1 sequence of 16 tokens per rank") && table.contains("| 8 | 1,600.0 |"), "{table}");
+    assert!(!table.contains("| 2 |"), "{table}");
+}
+
+#[test]
 fn what_is_said_of_bucket_sizes_is_of_the_fewest_ranks() {
     let row = |buckets| json!({"steps": steps(buckets, 1.3), "model": {"predicted_overhead_s": 1.0, "best": null}});
     let two = || MadeUp::gpu("x").measured("a", &on(2), &row(1.25));

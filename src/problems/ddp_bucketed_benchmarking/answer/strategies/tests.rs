@@ -18,12 +18,15 @@ fn beside_fused(records: &Records, fused: &Records) -> SideBySide {
 }
 
 #[test]
-fn the_fused_steps_follow_the_strategies_of_their_dtype_each_in_its_shortest_case() {
+fn the_fused_steps_on_the_fewest_ranks_follow_the_strategies_each_in_its_shortest_case() {
     let of_form = |made_up: MadeUp, form, buckets| {
         made_up.measured("ranks", &steps_on_ranks::params(form), &steps_on_ranks::row(buckets, 0.1))
     };
     let fused = MadeUp::gpu("torch_compile").measured("curve", &json!({"measure": "curve"}), &json!({}));
     let fused = of_form(of_form(fused, "eager", 0.050), "compiled", 0.048);
+    let mut on_four = steps_on_ranks::params("compiled");
+    on_four["world_size"] = json!(4);
+    let fused = fused.measured("ranks", &on_four, &steps_on_ranks::row(0.041, 0.1));
     let steps = row(&[("naive", 1.5, 0.2, 0.2)], None);
     let records = MadeUp::gpu("x").measured("a", &params(Precision::Float32, None), &steps);
     let table = beside_fused(&records.records(), &fused.records()).table().markdown();

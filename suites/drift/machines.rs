@@ -1,0 +1,96 @@
+//! Records of two types of machine, and of two numbers of ranks: what the figures are of.
+
+use super::*;
+
+const OTHER: &str = "Another One";
+
+/// Moves the last case to a run on another type of machine.
+fn move_one(record: &mut Value) {
+    let mut run = runs(record)[0].clone();
+    run["id"] = format!("{}-made", run["id"].as_str().unwrap().split('-').next().unwrap()).into();
+    run["machine"]["cpu"] = OTHER.into();
+    for gpu in run["machine"]["gpus"].as_array_mut().unwrap() {
+        gpu["name"] = OTHER.into();
+    }
+    cases(record).last_mut().unwrap()["run"] = run["id"].clone();
+    runs(record).push(run);
+}
+
+#[test]
+fn no_figure_is_of_another_machine_than_its_caption_names() {
+    let copy = Copy::new();
+    let has_more = |(_, record): &(Profile, Value)| record["cases"].as_array().unwrap().len() > 2;
+    let (mut moved, mut known) = (0, 0);
+    for entry in measured() {
+        let sound = records(entry);
+        let mut records = sound.clone();
+        records.iter_mut().filter(|record| has_more(record)).for_each(|(_, record)| move_one(record));
+        copy.write(entry, &records);
+        let (document, rendered) = copy.render(entry);
+        let said = &document.problems[0].records.unreadable;
+        assert_eq!(said.len(), sound.iter().filter(|record| has_more(record)).count(), "{}: {said:?}", entry.name);
+        assert!(said.iter().all(|said| said.contains(OTHER) && said.contains("measure all on one")), "{said:?}");
+        let answer = rendered.markdown.lines().filter(|line| !line.contains("are left out"));
+        let named: Vec<&str> = answer.filter(|line| line.contains(OTHER)).collect();
+        assert!(named.is_empty(), "{}: {named:?}", entry.name);
+        for (profile, _) in sound.iter().filter(|record| has_more(record)) {
+            let Ok(Some(local)) = copy.layout.read_local(*profile, entry) else { continue };
+            let suite = suite::load(&copy.layout.root, entry).unwrap().unwrap();
+            let refused = acceptable(&copy.layout, entry, &suite, &local, None).unwrap_err().to_string();
+            known += usize::from(refused.contains("are left out") && refused.contains(OTHER));
+            moved += 1;
+        }
+        copy.write(entry, &sound);
+    }
+    assert!(known == moved && moved > 15, "{known} of {moved} are not accepted for their machines");
+}
+
+/// The cases of a record on four ranks beside those on two, to which `change` is done.
+fn on_four_ranks(entry: &Problem, change: fn(&mut Value)) -> Vec<(Profile, Value)> {
+    let mut records = records(entry);
+    for (_, record) in &mut records {
+        let mut more = cases(record).clone();
+        more.iter_mut().for_each(|case| case["params"]["world_size"] = json!(4));
+        cases(record).iter_mut().for_each(change);
+        cases(record).extend(more);
+    }
+    records
+}
+
+fn fail(case: &mut Value) {
+    case["outcome"] = json!({"kind": "failed", "error": "died"});
+}
+
+fn fail_float32(case: &mut Value) {
+    if case["params"]["dtype"] == "float32" {
+        fail(case);
+    }
+}
+
+/// All samples but the last take twice as long.
+fn unsettle(case: &mut Value) {
+    let slower = |x: &mut Value| *x = json!(2.0 * x.as_f64().unwrap());
+    samples(case, &|list| list.iter_mut().rev().skip(1).for_each(slower));
+}
+
+#[rstest]
+#[case::measured(|_: &mut Value| ())]
+#[case::failed(fail)]
+#[case::float32_failed(fail_float32)]
+#[case::unstable(unsettle)]
+fn steps_on_more_ranks_cost_no_answer(#[case] change: fn(&mut Value)) {
+    let copy = Copy::new();
+    let is_of_steps = |entry: &&Problem| {
+        let params = |(_, record): &(Profile, Value)| record["cases"][0]["params"].clone();
+        records(entry).iter().map(params).any(|params| params["world_size"].is_number() && params["size"].is_string())
+    };
+    let mut answered = 0;
+    for entry in measured().filter(is_of_steps) {
+        copy.write(entry, &on_four_ranks(entry, change));
+        let (_, rendered) = copy.render(entry);
+        let is_built = !rendered.markdown.contains("This answer could not be built");
+        assert!(is_built, "{}: {:?}", entry.name, rendered.faults);
+        answered += 1;
+    }
+    assert!(answered > 3, "{answered}");
+}
