@@ -13,7 +13,7 @@ use cs336::harness::case::Runner;
 use cs336::harness::grade::CheckStatus;
 use cs336::harness::plan::{Pending, Scope, plan};
 use cs336::harness::problem::{Check, Problem, Verdict};
-use cs336::harness::provenance::Facts;
+use cs336::harness::provenance::{Facts, machine};
 use cs336::harness::record::{Outcome, Peaks, Profile, RecordFile};
 use cs336::harness::run::{MeasureSummary, Progress, Tally};
 use cs336::harness::schedule::{Clock, PendingTable};
@@ -200,7 +200,7 @@ fn resume_repeats_what_failed_or_lacked_something_and_keeps_the_rest() -> Result
     let (_folder, layout) = tree("actions", "\"works\", \"fails\", \"lacks_gpu\"")?;
     measure(&layout, &TEST_REGISTRY[0], Scope::All)?;
     let before = record(&layout)?;
-    let tally = measure(&layout, &TEST_REGISTRY[0], Scope::Unfinished)?;
+    let tally = measure(&layout, &TEST_REGISTRY[0], Scope::Unfinished { here: &machine(&[])? })?;
     ensure!((tally.measured, tally.failed, tally.not_run) == (0, 1, 1), "{tally:?}");
     ensure!(
         measure(&layout, &TEST_REGISTRY[0], Scope::Outdated)? == Tally::default(),

@@ -12,7 +12,7 @@ use rustix::process::{Resource, getrlimit};
 use super::{Ended, interrupted, watch_for_interrupt};
 use crate::harness::manifest::{LAUNCHER, MANIFEST, Manifest, PROGRAM, is_bundle};
 use crate::harness::provenance::{Commit, git};
-use crate::harness::store::Layout;
+use crate::harness::store::{Layout, cannot_write};
 use crate::printable::{one_line, shown_path};
 use crate::process::{LockedFolder, not_started, output_within, program, remove_unlocked};
 use crate::root::{absolute, read};
@@ -74,7 +74,7 @@ pub fn run(layout: &Layout) -> Result<Ended> {
         remove_unlocked(&dist);
         LockedFolder::new_in(&dist, "packing")
     });
-    let packing = made.with_context(|| format!("failed to make a folder in {}", shown_path(&dist)))?;
+    let packing = made.map_err(|error| cannot_write(&dist, &shown_path(&dist), &error))?;
     let folder = packing.path().join("cs336");
     let packed = folder.join(PROGRAM);
     fs::create_dir_all(folder.join("bin")).with_context(|| format!("failed to make {}", shown_path(&folder)))?;

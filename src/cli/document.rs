@@ -149,36 +149,34 @@ fn records(
     let accepted = layout.read_accepted(profile, problem);
     let local = (source == RecordSource::Here).then(|| local_file(layout, problem, profile, &accepted, unreadable));
     let of = layout.subject.as_ref().map_or(String::new(), Subject::argument);
-    let again = format!("measure all on one: `cs336 measure {} --profile {profile}{of}`", problem.name);
-    let mut of_one_type = |mut file: RecordFile| {
-        unreadable.extend(leave_out_others(&mut file).map(|left_out| format!("{left_out}; {again}")));
-        file
-    };
+    let again = format!("measure all on one: `cs336 measure {} --profile {profile} --resume{of}`", problem.name);
     let is_used = |file: &RecordFile| layout.subject.is_some() || covers(file);
-    let local = local.flatten().filter(is_used).map(&mut of_one_type).filter(is_used);
-    let file = match local {
+    let mut local = local.flatten().filter(is_used);
+    if let Some(file) = &mut local {
+        if let Some(subject) = &layout.subject {
+            let left_out = leave_out_other_code(file, subject)?;
+            unreadable.extend(
+                left_out.map(|left_out| format!("{left_out}: run `cs336 measure {} --resume{of}`", problem.name)),
+            );
+        }
+        let left_out = leave_out_others(file);
+        let instead = if is_used(file) { "" } else { from_accepted(&accepted) };
+        unreadable.extend(left_out.map(|left_out| format!("{left_out}; {again}{instead}")));
+    }
+    let file = match local.filter(is_used) {
         Some(file) => {
             // Then nothing else tells what bounds the times of this file.
             let instead = "This answer is from the records of this machine, whose times nothing accepted bounds";
             unreadable.extend(accepted.err().map(|error| format!("{error:#}. {instead}")));
             Some(file)
         }
-        None => accepted?.map(of_one_type),
+        None => {
+            let mut file = accepted?;
+            unreadable.extend(file.as_mut().and_then(leave_out_others).map(|left_out| format!("{left_out}; {again}")));
+            file
+        }
     };
-    let Some(mut file) = file else { return Ok(None) };
-    if let Some(subject) = &layout.subject {
-        let left_out = leave_out_other_code(&mut file, subject)?;
-        if left_out > 0 {
-            let name = problem.name;
-            unreadable.push(format!(
-                "{left_out} cases of {name} on the {profile} are left out, since they were measured with other code than the \
-                 subject has now: run `cs336 measure {name} --resume{of}`"
-            ));
-        }
-        if file.cases.is_empty() {
-            return Ok(None);
-        }
-    }
+    let Some(file) = file.filter(|file| layout.subject.is_none() || !file.cases.is_empty()) else { return Ok(None) };
     let why_stale = staleness(layout, problem, suite, profile)?;
     let stale = file.cases.iter().enumerate().filter_map(|(at, case)| Some((at, why_stale(case)?))).collect();
     Ok(Some(RecordSet { file, stale }))
@@ -200,10 +198,13 @@ fn local_file(
         Ok(Some(local))
     };
     read().unwrap_or_else(|error| {
-        let instead = if matches!(accepted, Ok(Some(_))) { ". This answer is from the accepted records" } else { "" };
-        unreadable.push(format!("{}{instead}", format!("{error:#}").trim_end_matches('.')));
+        unreadable.push(format!("{}{}", format!("{error:#}").trim_end_matches('.'), from_accepted(accepted)));
         None
     })
+}
+
+fn from_accepted(accepted: &Result<Option<RecordFile>>) -> &'static str {
+    if matches!(accepted, Ok(Some(_))) { ". This answer is from the accepted records" } else { "" }
 }
 
 /// Each registered problem's Markdown, rendered from the accepted records, or why it is not whole. The drift gate compares it.

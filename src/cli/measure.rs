@@ -12,7 +12,7 @@ use crate::harness::case::{CASE_LIMIT, CaseEnding, Measurement, MeasurementConte
 use crate::harness::conditions::{Reading, in_words};
 use crate::harness::plan::{Pending, Plan, Scope, plan};
 use crate::harness::problem::Problem;
-use crate::harness::provenance::{Commit, open_run};
+use crate::harness::provenance::{self, Commit, open_run};
 use crate::harness::record::{Outcome, Profile};
 use crate::harness::records_lock::lock_records;
 use crate::harness::run::{MeasureSummary, Tally};
@@ -29,7 +29,7 @@ use crate::units::human_seconds;
 pub struct Arguments {
     #[command(flatten)]
     chosen: Chosen,
-    /// Continue an earlier measurement: measure only missing, stale, failed and not-run cases
+    /// Continue an earlier measurement: measure only missing, stale, failed and not-run cases, and those of another type of machine
     #[arg(long)]
     resume: bool,
     /// Stop after this time, as in 90s, 8m or 1h; tables that fit are measured first
@@ -69,7 +69,8 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         };
         return one_case(layout, problem, profile, &arguments.settings, limits);
     }
-    let scope = if arguments.resume { Scope::Unfinished } else { Scope::All };
+    let here = provenance::machine(&if profile == Profile::Gpu { machine::gpus()? } else { Vec::new() })?;
+    let scope = if arguments.resume { Scope::Unfinished { here: &here } } else { Scope::All };
     let (first, mut faults) = plans(layout, &problems, profile, scope);
     let last = if first.is_empty() { faults.pop() } else { None };
     faults.iter().for_each(|fault| eprintln!("not measured: {}", indented(&format!("{fault:#}"), 4)));
@@ -107,7 +108,7 @@ pub fn measure(
     layout: &Layout,
     first: &[Plan<'static>],
     profile: Profile,
-    scope: Scope,
+    scope: Scope<'_>,
     Limits { case: limit, budget }: Limits,
 ) -> Result<MeasureSummary> {
     if first.iter().all(|p| p.pending.is_empty()) {
@@ -218,7 +219,7 @@ pub fn plans(
     layout: &Layout,
     problems: &[&'static Problem],
     profile: Profile,
-    scope: Scope,
+    scope: Scope<'_>,
 ) -> (Vec<Plan<'static>>, Vec<anyhow::Error>) {
     let (mut plans, mut faults) = (Vec::new(), Vec::new());
     for problem in problems {

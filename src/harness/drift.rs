@@ -188,7 +188,7 @@ pub fn acceptable(
     let measure = format!("`cs336 measure {name} --profile {} --resume`", local.profile);
     ensure!(missing == 0, "{name}: {missing} of {expected} cases are not measured; {measure}");
     if let Some(left_out) = leave_out_others(&mut local.clone()) {
-        bail!("{left_out}; measure all on one: `cs336 measure {name} --profile {}`", local.profile);
+        bail!("{left_out}; measure all on one: {measure}");
     }
     let why_stale = staleness(layout, problem, suite, local.profile)?;
     for case in &local.cases {

@@ -5,20 +5,21 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use serde_json::Value;
 
+use super::answer::machines::type_of;
 use super::problem::{Measured, Problem};
-use super::record::{CaseRecord, Outcome, Profile, RecordFile};
+use super::record::{CaseRecord, Machine, Outcome, Profile, RecordFile, Run};
 use super::store::Layout;
 use super::subject::Subject;
 use super::suite::{Suite, load};
 
 /// Which cases of a grid to measure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Scope {
+#[derive(Debug, Clone, Copy)]
+pub enum Scope<'a> {
     /// Every case.
     All,
-    /// Missing, stale, failed and not-run cases: `measure --resume`. A case that this machine still cannot run ends at
-    /// once.
-    Unfinished,
+    /// Missing, stale, failed and not-run cases, and those of another type of machine than this one: `measure --resume`. A case
+    /// that this machine still cannot run ends at once.
+    Unfinished { here: &'a Machine },
     /// Missing and stale cases: `writeup`.
     Outdated,
 }
@@ -56,7 +57,7 @@ impl Plan<'_> {
 }
 
 /// Selects the cases of `scope`; `None` if the problem measures nothing under this profile.
-pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: Scope) -> Result<Option<Plan<'a>>> {
+pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: Scope<'_>) -> Result<Option<Plan<'a>>> {
     let (Some(measured), Some(suite)) = (&problem.measured, load(&layout.root, problem)?) else { return Ok(None) };
     if suite.cases(profile).next().is_none() {
         return Ok(None);
@@ -73,7 +74,13 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
     let wanted = |case: &CaseRecord| match scope {
         Scope::All => true,
         _ if why_stale(case).is_some() => true,
-        Scope::Unfinished => case.outcome.failure().is_some() || matches!(case.outcome, Outcome::NotRun { .. }),
+        Scope::Unfinished { here } => {
+            let is_elsewhere =
+                |run: &Run| run.id == case.run && type_of(&run.machine, profile) != type_of(here, profile);
+            case.outcome.failure().is_some()
+                || matches!(case.outcome, Outcome::NotRun { .. })
+                || record.runs.iter().any(is_elsewhere)
+        }
         Scope::Outdated => false,
     };
     let mut pending = Vec::new();
@@ -149,11 +156,17 @@ pub fn code_hashes(layout: &Layout, measured: &Measured, profile: Profile) -> Re
 }
 
 /// Takes the cases out of `file` that were measured with other code than `subject` has now: their figures are not its own. Returns
-/// how many they were.
-pub fn leave_out_other_code(file: &mut RecordFile, subject: &Subject) -> Result<usize> {
+/// a sentence about them, unless there are none.
+pub fn leave_out_other_code(file: &mut RecordFile, subject: &Subject) -> Result<Option<String>> {
     let (hash, before) = (subject.hash()?, file.cases.len());
     file.retain(|case| case.kernels.get(SUBJECT) == Some(&hash));
-    Ok(before - file.cases.len())
+    Ok((file.cases.len() < before).then(|| {
+        let left_out = before - file.cases.len();
+        format!(
+            "{left_out} cases of {} on the {} are left out, since they were measured with other code than the subject has now",
+            file.problem, file.profile
+        )
+    }))
 }
 
 #[cfg(test)]
@@ -166,7 +179,7 @@ mod tests {
     use serde_json::json;
 
     use super::super::answer::Answer;
-    use super::super::answer::made_up::MadeUp;
+    use super::super::answer::made_up::{MadeUp, machine};
     use super::super::problem::Measure;
     use super::super::store::write_atomically;
     use super::*;
@@ -261,7 +274,7 @@ mod tests {
         let (_folder, layout) = tree("[cpu.all]\nn = [1, 2]\n");
         write_atomically(&layout.local(Profile::Cpu, "toy"), b"{\"schema\": 0}").unwrap();
         let toy = problem::<OldParams, OldRow>();
-        let plan = plan(&layout, &toy, Profile::Cpu, Scope::Unfinished).unwrap().unwrap();
+        let plan = plan(&layout, &toy, Profile::Cpu, Scope::Unfinished { here: &machine(None) }).unwrap().unwrap();
         assert_eq!((plan.pending.len(), plan.record.cases.len()), (2, 0));
         let why = "report/records/cpu/toy.json has the old schema 0; this cs336 reads schema 1. \
                    Run `cs336 measure toy --profile cpu`, which moves it aside.";
@@ -269,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn a_case_with_a_failed_column_is_measured_again() {
+    fn a_case_with_a_failed_column_or_of_another_type_of_machine_is_measured_again() {
         let (_folder, layout) = tree("[cpu.all]\nn = [1, 2]\n");
         let failed = json!({"column": {"kind": "failed", "error": "boom"}});
         let measured = json!({"column": {"kind": "measured", "row": 1}});
@@ -278,7 +291,11 @@ mod tests {
         write_atomically(&layout.local(Profile::Cpu, "toy"), record.to_json().unwrap().as_bytes()).unwrap();
         let toy = problem::<OldParams, Value>();
         let pending = |scope| plan(&layout, &toy, Profile::Cpu, scope).unwrap().unwrap().pending;
-        assert_eq!(pending(Scope::Unfinished).iter().map(|case| &case.params).collect::<Vec<_>>(), [&json!({"n": 1})]);
+        let (here, elsewhere) = (machine(None), Machine { cores: 64, ..machine(None) });
+        let resumed = pending(Scope::Unfinished { here: &here });
+        assert_eq!(resumed.iter().map(|case| &case.params).collect::<Vec<_>>(), [&json!({"n": 1})]);
+        // An answer is of one type of machine.
+        assert_eq!(pending(Scope::Unfinished { here: &elsewhere }).len(), 2);
         assert!(pending(Scope::Outdated).is_empty());
     }
 

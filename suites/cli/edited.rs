@@ -78,7 +78,15 @@ fn a_trial_in_the_emulator_is_stale_once_its_kernel_is_edited() {
     let accepted = Layout::at(env!("CARGO_MANIFEST_DIR").into()).accepted(Profile::Cpu, TRIALS);
     let local = tree.layout().local(Profile::Cpu, TRIALS);
     fs::create_dir_all(local.parent().unwrap()).unwrap();
-    fs::copy(accepted, local).unwrap();
+    let mut record: Value = serde_json::from_str(&fs::read_to_string(accepted).unwrap()).unwrap();
+    // What another type of machine measured would be measured again.
+    let here = cs336::harness::provenance::machine(&[]).unwrap();
+    record["runs"]
+        .as_array_mut()
+        .unwrap()
+        .iter_mut()
+        .for_each(|run| run["machine"] = serde_json::to_value(&here).unwrap());
+    fs::write(local, record.to_string()).unwrap();
     let planned = || output_text(&tree.run(&["measure", TRIALS, "--profile", "cpu", "--resume", "--dry-run"]));
     assert!(planned().contains("nothing to measure"), "{}", planned());
     let edit = |file: &str| {

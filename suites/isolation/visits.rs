@@ -9,6 +9,7 @@ use anyhow::{Result, bail, ensure};
 use cs336::harness::case::Runner;
 use cs336::harness::conditions::{Conditions, Reading, Throttle};
 use cs336::harness::plan::{Scope, plan};
+use cs336::harness::provenance::machine;
 use cs336::harness::record::{Outcome, Profile};
 use cs336::harness::run::MeasureSummary;
 use cs336::harness::store::Layout;
@@ -117,7 +118,8 @@ fn a_budget_bounds(budget: Duration) -> Result<()> {
     let left: Vec<_> = visit.left.iter().flat_map(|table| &table.pending).map(|c| c.params["action"].clone()).collect();
     ensure!(left == ["hangs", "chatters"], "{left:?}");
     ensure!(record(&layout)?.cases.len() == 1, "what was cut off was recorded");
-    let Some(plan) = plan(&layout, &TEST_REGISTRY[0], Profile::Cpu, Scope::Unfinished)? else { bail!("no plan") };
+    let unfinished = Scope::Unfinished { here: &machine(&[])? };
+    let Some(plan) = plan(&layout, &TEST_REGISTRY[0], Profile::Cpu, unfinished)? else { bail!("no plan") };
     ensure!(plan.pending.len() == 2, "--resume would measure {:?}", plan.pending);
     Ok(())
 }
@@ -142,7 +144,7 @@ fn records_copied_to_a_fresh_tree_are_resumed() -> Result<()> {
     fs::create_dir_all(to.parent().unwrap_or(&to))?;
     fs::copy(from, &to)?;
     let mut notes = Notes::default();
-    visit(&runner(&fresh), &TEST_REGISTRY[0], Scope::Unfinished, &mut notes)?;
+    visit(&runner(&fresh), &TEST_REGISTRY[0], Scope::Unfinished { here: &machine(&[])? }, &mut notes)?;
     ensure!(notes.cases == ["dawdles", "fails"], "{:?}", notes.cases);
     let record = record(&fresh)?;
     ensure!(record.cases.len() == 4 && record.runs.len() == 2, "{record:?}");

@@ -12,7 +12,8 @@ use crate::collective::Backend;
 use crate::harness::answer::format::{distinct, grouped, print};
 use crate::harness::answer::machines::machines_of;
 use crate::harness::answer::{
-    Answer, Case, CaseOutcome, Cell, Paired, Quantity, RecordSet, Records, Style, Table, TableBuilder, Turns, Unit,
+    Answer, Case, CaseId, CaseOutcome, Cell, Paired, Quantity, RecordSet, Records, Style, Table, TableBuilder, Turns,
+    Unit,
 };
 use crate::model::SizeName;
 use crate::units::MB;
@@ -302,8 +303,11 @@ pub fn ending<R>(outcome: &CaseOutcome<R>) -> String {
 /// The setting with the machine, how often it was timed, and what every strategy sends.
 fn caption(cases: &[&StepCase], shown: Shown) -> String {
     let Some(first) = cases.first() else { return "No case is recorded.".into() };
-    let setting =
-        format!("{}, {}", StepSetting::of(&first.params).describe(), machines_of(cases.iter().map(|case| &case.id)));
+    let mut ran: Vec<&CaseId> = cases.iter().filter(|case| case.row().is_some()).map(|case| &case.id).collect();
+    if ran.is_empty() {
+        ran = cases.iter().map(|case| &case.id).collect();
+    }
+    let setting = format!("{}, {}", StepSetting::of(&first.params).describe(), machines_of(ran));
     if shown == Shown::Rest {
         return format!("Further columns of the table of steps: {setting}.");
     }

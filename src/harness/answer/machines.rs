@@ -42,13 +42,13 @@ pub fn memory_bytes(machine: &Machine, profile: Profile) -> u64 {
 }
 
 /// What machines of one type have in common: the GPU, or the processor with its cores.
-fn type_of(machine: &Machine, profile: Profile) -> String {
+pub fn type_of(machine: &Machine, profile: Profile) -> String {
     let gpus = machine.gpus.iter().take(1).cloned().collect();
     machine_name(&Machine { gpus, ..machine.clone() }, profile)
 }
 
-/// Takes the cases out of `file` that another type of machine measured than most, since what an answer says is of one type. Returns
-/// a sentence about them, unless there are none.
+/// Takes the cases out of `file` that another type of machine ran than measured most, since what an answer says is of one type.
+/// Returns a sentence about them, unless there are none.
 pub fn leave_out_others(file: &mut RecordFile) -> Option<String> {
     let types: Vec<(String, String)> =
         runs_by_age(&file.runs).into_iter().map(|run| (run.id.clone(), type_of(&run.machine, file.profile))).collect();
@@ -58,14 +58,16 @@ pub fn leave_out_others(file: &mut RecordFile) -> Option<String> {
     };
     // Of equal ones the newest.
     let most = types.iter().map(|(_, name)| name).max_by_key(|name| measured(name))?.clone();
-    let others = distinct(types.iter().map(|(_, name)| name).filter(|name| **name != most));
+    let is_kept = |case: &CaseRecord| matches!(case.outcome, Outcome::NotRun { .. }) || is_of(case, &most);
+    let ran = |name: &String| file.cases.iter().any(|case| is_of(case, name) && !is_kept(case));
+    let others: Vec<String> = distinct(types.iter().map(|(_, name)| name).filter(|name| ran(name)).cloned());
     if others.is_empty() {
         return None;
     }
     let before = file.cases.len();
-    file.retain(|case| is_of(case, &most));
+    file.retain(is_kept);
     Some(format!(
-        "{} of {before} cases of {} on the {} are left out, since they were measured on {} and the others on {most}",
+        "{} of {before} cases of {} on the {} are left out, since they ran on {} and the others on {most}",
         before - file.cases.len(),
         file.problem,
         file.profile,
@@ -94,10 +96,14 @@ mod tests {
         let said = leave_out_others(&mut file).unwrap();
         assert_eq!(
             said,
-            "1 of 4 cases of p on the gpu are left out, since they were measured on NVIDIA H100 and the others on NVIDIA H200"
+            "1 of 4 cases of p on the gpu are left out, since they ran on NVIDIA H100 and the others on NVIDIA H200"
         );
         assert_eq!((file.cases.len(), file.runs.len()), (3, 1));
         assert_eq!(leave_out_others(&mut file), None);
+        let made_up = MadeUp::gpu("p").measured("g", &case(1), &1);
+        let without = made_up.run("20260102T000000Z-new0", None).not_run("g", &case(2)).set();
+        assert_eq!(leave_out_others(&mut without.file.clone()), None, "of what was not run nothing is said");
+        assert_eq!(without.machine().unwrap(), "NVIDIA H200");
     }
 
     #[test]
