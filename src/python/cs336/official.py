@@ -46,7 +46,8 @@ def pytest_configure(config):
     written = ("xmlpath", "log_file", "basetemp")
     for name in (name for name in written if getattr(config.option, name, None)):
         path = os.path.expanduser(os.path.expandvars(getattr(config.option, name)))
-        setattr(config.option, name, os.path.join({directory!r}, path))
+        # As pytest does, without looking at the folders on the way.
+        setattr(config.option, name, os.path.abspath(os.path.join({directory!r}, path)))
     folder = getattr(config.option, "basetemp", None)
     if folder and os.path.lexists(folder):
         raise pytest.UsageError(f"--basetemp: {{folder!r}} exists, and pytest would empty it: name a folder that does not")

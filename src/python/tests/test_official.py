@@ -129,7 +129,7 @@ def pytest_empties_no_folder_of_the_user() -> None:
         (cwd / "below").mkdir(parents=True)
         (cwd / "thesis").touch()
         before = sorted(Path(folder).rglob("*"))
-        for value in ("", ".", "..", "below", "../checkout", str(cwd), folder):
+        for value in ("", ".", "..", "below", "new/../below", "../checkout", str(cwd), folder):
             for more, variables in (((f"--basetemp={value}",), {}), ((), {"PYTEST_ADDOPTS": f"'--basetemp={value}'"})):
                 done = official(named, "--", *more, cwd=cwd, **variables)
                 assert done.returncode != 0 and "basetemp" in done.stderr, (value, done)
