@@ -4,7 +4,7 @@ use super::*;
 
 const OTHER: &str = "Another One";
 
-/// Moves the last case to a run on another type of machine.
+/// Moves the last case that ran to a run on another type of machine.
 fn move_one(record: &mut Value) {
     let mut run = runs(record)[0].clone();
     run["id"] = format!("{}-made", run["id"].as_str().unwrap().split('-').next().unwrap()).into();
@@ -12,7 +12,8 @@ fn move_one(record: &mut Value) {
     for gpu in run["machine"]["gpus"].as_array_mut().unwrap() {
         gpu["name"] = OTHER.into();
     }
-    cases(record).last_mut().unwrap()["run"] = run["id"].clone();
+    let last = cases(record).iter_mut().rfind(|case| case["outcome"]["kind"] != "not_run").unwrap();
+    last["run"] = run["id"].clone();
     runs(record).push(run);
 }
 
