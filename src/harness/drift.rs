@@ -135,17 +135,16 @@ fn samples_of(row: &Value) -> Result<Vec<(String, Samples)>> {
     Ok(found)
 }
 
-/// The fields of rows that hold what a model which is fitted to timings gives.
-const FITTED: [&str; 2] = ["overlap", "best"];
+/// The fields of rows that follow from timings: samples, shares of a time, the fit of a model, lists in the order of their times,
+/// and what was seen at moments. Words hold ports, times and numbers of threads, and reasons change with the program.
+const NOISY: [&str; 9] = ["samples", "overlap", "best", "kernels", "rest", "profiles", "timeline", "words", "reason"];
 
-/// The row without what is noisy, which leaves what must repeat exactly: each `Samples` loses its samples, and left out are plain
-/// times and rates, what is [`FITTED`], and the words of an error, which hold ports, times and numbers of threads.
+/// The row without what is noisy, which leaves what must repeat exactly; plain times and rates are left out too.
 fn what_must_repeat(value: &Value) -> Value {
     match value {
         Value::Object(fields) => {
             let is_noisy = |key: &str, child: &Value| {
-                ["samples", "words"].contains(&key)
-                    || FITTED.contains(&key)
+                NOISY.contains(&key)
                     || (is_time(key) || key.ends_with("_per_s")) && (child.is_number() || child.is_array())
             };
             let kept = fields.iter().filter(|(key, child)| !is_noisy(key, child));

@@ -36,7 +36,8 @@ fn a_changed_exact_value_is_a_contradiction_and_timings_are_compared_by_rank() {
 fn what_follows_from_timings_need_not_repeat() {
     let row = |x: f64| {
         json!({"link": {"bytes_per_s": x}, "strategies": {"naive": {"overlap": x}}, "model": {"best": {"calls": x}},
-            "timeline": {"time_s": [x, x]}, "seconds": x, "error": {"words": x.to_string()}})
+            "timeline": {"bytes": [x, x]}, "moments": {"time_s": [x, x]}, "seconds": x, "error": {"words": x.to_string()},
+            "kernels": [{"name": x.to_string(), "count": 1}]})
     };
     let [old, new] = [1.0, 2.0].map(|x| Outcome::Measured { row: row(x) });
     assert!(findings(new, old).is_empty());
