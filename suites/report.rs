@@ -1,8 +1,9 @@
 //! Renders made-up records to a PDF: the output, the errors, and that two renderings are equal.
 
-use cs336::harness::answer::Claim;
+use cs336::harness::answer::{Answer, Claim, Records};
 use cs336::report::{self, Document};
 use proptest::prelude::*;
+use serde_json::json;
 
 #[path = "report/faults.rs"]
 mod faults;
@@ -266,6 +267,10 @@ fn the_summary_quotes_answers_and_prints_their_figures_or_a_dash() {
     let rendered = report::render(&document).unwrap();
     assert!(rendered.markdown.contains("Twice two is 4.") && rendered.markdown.contains("x-summary.svg"));
     report::pdf::compile(&rendered, WRITEUP).unwrap();
+    document.summary = Some(Ok("{{ answers.x.forward }} ms".into()));
+    document.problems[0].answer = Answer::new(&json!({"forward": "18–28, 50–75"})).unwrap();
+    let ranges = report::render(&document).unwrap();
+    assert!(ranges.faults.is_empty() && ranges.markdown.contains("18–28, 50–75 ms"), "{:?}", ranges.faults);
     let lacking = "{{ answers.y.a | gib(1) }}, {{ answers.x.b.c | range(\"ms\", 0) }}, {{ answers.x.sum }}.\n\n{{ figure(\"x\") }}";
     document.summary = Some(Ok(lacking.into()));
     document.problems[0].answer = whole("").answer;
@@ -279,6 +284,21 @@ fn the_summary_quotes_answers_and_prints_their_figures_or_a_dash() {
     document.summary = Some(Ok("{{ figure(\"z\") }}".into()));
     let error = format!("{:#}", complete(&document).err().unwrap());
     assert!(error.contains("templates/summary.md:1") && error.contains("no problem \"z\""), "{error}");
+}
+
+#[test]
+fn the_results_of_gpus_have_none_of_a_cpu_among_them() {
+    let peak = |of_gpu: bool, gpu_is_measured: bool| {
+        let mut input = whole("Text.");
+        input.answer = Answer::new(&json!({"gpu": of_gpu, "peak": 4})).unwrap();
+        if gpu_is_measured {
+            input.records = Records { gpu: input.records.cpu, ..Records::default() };
+        }
+        let summary = Some(Ok("A peak of {{ answers.x.peak }} GiB.".into()));
+        report::render(&Document { summary, ..document(vec![input]) }).unwrap().markdown
+    };
+    assert!(peak(true, true).contains("A peak of 4 GiB.") && peak(false, false).contains("A peak of 4 GiB."));
+    assert!(peak(false, true).contains("A peak of – GiB."));
 }
 
 proptest! {

@@ -13,8 +13,8 @@ use serde_json::json;
 use super::figures::PlacedFigure;
 use super::session::{SUMMARY_FIGURE, Session, invalid};
 use super::{Document, ProblemInput, filters, jinja, lint};
-use crate::harness::answer::Claim;
 use crate::harness::answer::format::NOTHING;
+use crate::harness::answer::{Answer, Claim};
 
 /// Renders `problem.template` to Markdown, with what it has used; `None` for a problem without one.
 ///
@@ -144,13 +144,15 @@ pub(super) fn fill_summary(document: &Document) -> Result<Option<(String, Vec<Pl
         let is_drawn = session.answer.figures().contains_key(SUMMARY_FIGURE);
         Ok(if is_drawn { Value::from_safe_string(session.figure(SUMMARY_FIGURE)?) } else { NOTHING.into() })
     });
+    let gpu = document.problems.iter().any(|p| p.records.gpu().is_some());
+    // The results of GPUs have none of a CPU among them.
+    let is_shown = |answer: &Answer| !gpu || answer.quoted()["gpu"] != false;
     let answers: BTreeMap<&str, _> = document
         .problems
         .iter()
-        .filter(|p| p.template.is_some() && p.fault.is_none())
+        .filter(|p| p.template.is_some() && p.fault.is_none() && is_shown(&p.answer))
         .map(|p| (p.handout.name, p.answer.quoted()))
         .collect();
-    let gpu = document.problems.iter().any(|p| p.records.gpu().is_some());
     let scope = Value::from(Serde(json!({"answers": answers, "gpu": gpu})));
     add(&mut env, SUMMARY, text)?;
     let mut printed = Text::default();

@@ -70,7 +70,8 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     };
     let mut answer = Answer::of(main, &quoted)?;
     answer.table("sizes", size_table())?;
-    if quoted.measured {
+    if let Some(passes) = &quoted.passes {
+        passes.claim().map_or(Ok(()), |claim| answer.claim(claim))?;
         answer.figure("passes", passes::figure(&cases, main)?)?;
     }
     if let Some(captured) = &quoted.replays {

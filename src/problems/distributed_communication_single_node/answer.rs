@@ -27,6 +27,8 @@ struct Quoted {
     paired: bool,
     #[serde(flatten)]
     backends: Option<Backends>,
+    /// The same of NCCL, for the summary.
+    between_gpus: Option<Sizes>,
     /// Gloo's bus bandwidth at its largest size, over all numbers of processes.
     gloo_busbw: Option<Range>,
     /// What was not run, in sentences.
@@ -79,7 +81,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let judged = if fast.is_empty() { &slow } else { &fast };
     let (sizes, processes) = (Sizes::of(judged), Processes::of(judged));
     let backends = Backends::of(&fast, &slow);
-    let largest = on_two(&slow).pop();
+    let largest = || on_two(&slow).pop().into_iter().flat_map(|two| of_size(&slow, two));
     let quoted = Quoted {
         sized: sizes.is_some(),
         scaled: processes.is_some(),
@@ -88,9 +90,8 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         sizes,
         processes,
         backends,
-        gloo_busbw: largest.and_then(|two| {
-            Range::of(of_size(&slow, two).flat_map(|sum| [&sum.busbw.range.low, &sum.busbw.range.high]))
-        }),
+        between_gpus: Sizes::of(&fast),
+        gloo_busbw: Range::of(largest().flat_map(|sum| [&sum.busbw.range.low, &sum.busbw.range.high])),
         not_run: not_run(&cases),
     };
     let mut answer = Answer::of(main, &quoted)?;

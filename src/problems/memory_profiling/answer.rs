@@ -128,12 +128,11 @@ fn claims(quoted: &Quoted, measured: &[Measured]) -> Vec<Claim> {
     claims
 }
 
-/// The GPU's records where they hold every step that has a timeline; else the CPU's, if there are any.
+/// The GPU's records where they hold a step with its timeline; else the CPU's, if there are any.
 fn answering(records: &Records) -> Result<&RecordSet> {
     let main = records.main()?;
     let cases = main.cases::<MemoryProfiling>()?;
-    let mut timelines = cases.iter().filter(|case| case.params.timeline_points > 0).peekable();
-    let fits = timelines.peek().is_some() && timelines.all(|case| case.row().is_some());
+    let fits = cases.iter().any(|case| case.params.timeline_points > 0 && case.row().is_some());
     Ok(records.cpu().filter(|_| !fits).unwrap_or(main))
 }
 

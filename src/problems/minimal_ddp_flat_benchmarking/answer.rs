@@ -23,8 +23,9 @@ struct Quoted {
     less_communication: Paired,
     /// The step's share that is saved.
     share: Quantity,
-    /// What the flat step spends between the end of the backward pass and the call: the copy into one buffer.
-    copies: Quantity,
+    /// What the flat step spends between the end of the backward pass and the call: the copy into one buffer. None where nothing
+    /// was saved of which it takes a part.
+    copies: Option<Quantity>,
     fewer_calls: u64,
     /// What the calls that are saved cost by the fit, and that over what they do.
     by_calls: Quantity,
@@ -70,7 +71,8 @@ impl Quoted {
         Some(Self {
             dtype: case.params.dtype.name(),
             share: SameRun::of(&saved.all, &naive.step).ok()?.ratio(),
-            copies: SameRun::of(&flat.tail, &flat.communication).ok()?.difference(),
+            copies: Some(SameRun::of(&flat.tail, &flat.communication).ok()?.difference())
+                .filter(|copies| copies.value() > 0.0 && less_communication.is_positive()),
             priced: link.over(&by_calls, &less_communication.all),
             faster: link.over(&bandwidth, &link.bandwidth),
             link: link.clone(),

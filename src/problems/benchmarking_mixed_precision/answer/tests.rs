@@ -147,7 +147,10 @@ fn claims_on_the_ratio_follow_the_sizes() {
     let answer = answered(sized(gpu(), &rising));
     let quoted = printed(&answer);
     let ends = "from 2.00 (forward) and 1.50 (backward) for small to 4.00 and 3.00 for large";
-    assert_eq!(quoted["gain"]["ends"], ends);
+    assert_eq!((&quoted["gain"]["ends"], &quoted["gain"]["sizes"]), (&ends.into(), &"every size".into()));
+    let float32 = timing(SIZES[2], Precision::Float32);
+    let two = answered(sized(gpu(), &rising[..2]).out_of_memory("timing", &float32));
+    assert_eq!(two.quoted()["gain"]["sizes"], "small and medium");
     assert_eq!((&quoted["batch"], &quoted["context"], &quoted["steps"]), (&4.into(), &512.into(), &2.into()));
     assert_eq!(quoted["runs"], "one run");
     let one = answered(sized(gpu(), &rising[..1]));

@@ -105,6 +105,8 @@ impl Setting {
 /// What bfloat16 gains, from the first size to the last.
 #[derive(Serialize)]
 pub(super) struct Gain {
+    /// "every size", or those that are compared: "small, medium and large".
+    sizes: String,
     /// "from 2.17 (forward) and 1.92 (backward) for small to 5.64 and 6.44 for 2.7B".
     ends: String,
     /// Whether both passes' ratios are larger at the end, and fall at no step of size.
@@ -145,7 +147,9 @@ impl Gain {
             .operand(&format!("forward, {}", last.size), &last.forward)
             .operand(&format!("backward, {}", first.size), &first.backward)
             .operand(&format!("backward, {}", last.size), &last.backward);
+        let names: Vec<&str> = ratios.iter().map(|size| size.size).collect();
         Some(Self {
+            sizes: if names.len() == pairs.len() { "every size".into() } else { listed(&names) },
             ends: format!("from {a} (forward) and {b} (backward) for {} to {c} and {d} for {}", first.size, last.size),
             rises,
             claims: [Claim::above("bfloat16-faster-everywhere", "smallest ratio", least, 1.0), rises_with_size],

@@ -8,7 +8,7 @@ use crate::bench::training_step::{Params, Row};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{distinct, listed, time};
 use crate::harness::answer::table::TableBuilder;
-use crate::harness::answer::{Quantity, Range, RecordSet, Table, Unit};
+use crate::harness::answer::{Claim, Quantity, Range, RecordSet, Table, Unit};
 use crate::harness::record::Profile;
 use crate::harness::samples::Samples;
 use crate::harness::stats;
@@ -108,6 +108,14 @@ impl<'a> Timed<'a> {
 }
 
 impl Passes {
+    /// Whether most cells are stable; none where no cell is.
+    pub(super) fn claim(&self) -> Option<Claim> {
+        let is_small = 2 * self.stable > self.cells;
+        let claim = Claim::new("spread-is-small", is_small);
+        self.deviation.as_ref()?;
+        Some(claim.operand_text("stable cells", format!("{} of {}", self.stable, self.cells)))
+    }
+
     /// None where no case was measured.
     pub(super) fn of(cases: &[StepCase]) -> Option<Self> {
         let cells = Timed::all(cases);

@@ -118,6 +118,9 @@ fn no_sentence_uses_the_median_of_an_unstable_cell() {
     near(&answer, "/worst", 1.5);
     near(&answer, "/deviation", 0.005);
     assert_eq!((&quoted["stable"], &quoted["cells"]), (&2.into(), &3.into()));
+    let half = GPU("x").measured(SWEEP, &params(Small, 128), &parts(&around(0.01, 0.2), 2.0));
+    let half = ask(half.measured(SWEEP, &params(Small, 256), &parts(&around(0.01, 0.01), 2.0)));
+    assert_eq!([&answer, &half].map(|of| of.holds("spread-is-small")), [Some(true), Some(false)]);
     let table = answer.tables()["passes"].markdown();
     assert!(table.contains("| forward | small | 10.0 ± 2.00 † | 11.5 ± 0.06 |"), "{table}");
 }

@@ -42,6 +42,7 @@ fn claims_follow_bandwidth_and_processes() {
         answer(&sum(made_up, &params(Backend::Gloo, 4, 100), last).records(), Audience::Ours).unwrap()
     };
     let well = sums([0.01; 2], 0.15);
+    assert!(well.quoted()["between_gpus"].is_null(), "no GPU took part");
     assert_eq!(claims(&well), [(HOLDS, true), (SMALL, true)]);
     assert!((well.quoted()["time"]["low"]["value"].as_f64().unwrap() - 1.5).abs() < 1e-9);
     // The bus bandwidth falls by half; one turn of the small sum is as fast as the large one's bandwidth.

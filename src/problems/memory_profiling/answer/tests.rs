@@ -229,8 +229,13 @@ fn a_gpu_that_is_too_small_leaves_the_sentences_to_the_cpu() {
     assert!(answer.tables()["peaks"].markdown().contains("| float32 | 512 | OOM | OOM | OOM | OOM | OOM |\n"));
     assert!(answer.figures().is_empty());
 
-    let cpu = made_up(MadeUp::cpu("x"), |_, mixed| mixed.training_step.predicted_bytes -= 200).set();
-    let both = of(&Records { cpu: Some(cpu), ..alone });
+    let cpu = || made_up(MadeUp::cpu("x"), |_, mixed| mixed.training_step.predicted_bytes -= 200).set();
+    let full = params(Precision::Float32, 512);
+    let half = short(MadeUp::gpu("x")).measured("timeline", &full, &row(&full));
+    let half = half.failed("timeline", &params(Precision::Bfloat16, 512)).records();
+    let half = of(&Records { cpu: Some(cpu()), ..half });
+    assert_eq!([&half.quoted()["gpu"], &half.quoted()["drawn"]], [&json!(true), &json!(true)], "one step is enough");
+    let both = of(&Records { cpu: Some(cpu()), ..alone });
     assert_eq!(both.quoted()["gpu"], false);
     assert_eq!(number(&both, "error/share"), 0.0, "a CPU's autocast is not predicted");
     assert!(both.tables()["other-peaks"].markdown().contains("| float32 | 512 | OOM |"));

@@ -38,6 +38,14 @@ fn claims_and_numbers_follow_the_two_steps() {
 }
 
 #[test]
+fn copies_take_part_of_a_saving_only_where_communication_takes_less_time() {
+    let copies = |flat| answered(&[("naive", 1.5, 0.5, 0.5), flat], 1).quoted()["copies"].is_object();
+    assert!(copies(("flat", 1.2, 0.2, 0.25)));
+    assert!(!copies(("flat", 1.2, 0.6, 0.65)), "it takes more");
+    assert!(!copies(("flat", 1.2, 0.4, 0.1)), "no copy takes less than nothing");
+}
+
+#[test]
 fn a_missing_strategy_or_case_leaves_no_claim() {
     let alone = row(&[("naive", 1.5, 0.5, 0.5)], None);
     let alone = MadeUp::gpu("x").measured("a", &params(Precision::Float32, None), &alone).records();

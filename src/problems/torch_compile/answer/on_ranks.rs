@@ -8,7 +8,7 @@ use super::cases::{RanksCase, machines};
 use super::times;
 use crate::bench::all_reduce::RankTimes;
 use crate::bench::steps_on_ranks::{Params, Row};
-use crate::harness::answer::format::{grouped, time};
+use crate::harness::answer::format::{grouped, listed, time};
 use crate::harness::answer::{
     Answer, Cell, Claim, Emphasis, Quantity, Range, RecordSet, Records, Style, Table, Turns, Unit,
 };
@@ -19,6 +19,8 @@ pub struct OnRanks {
     reduction: Quantity,
     buckets: Ratios,
     sharded: Ratios,
+    /// "every form", or those that were measured: "eager".
+    forms: String,
     #[serde(skip)]
     pub claim: Claim,
 }
@@ -76,7 +78,10 @@ impl OnRanks {
         };
         let pytorch = ratios(BUCKETS, PYTORCH)?;
         let errors = cases.iter().filter_map(|case| Some(case.case.quantity(case.row?.reduction_error, Unit::One)));
+        let measured: Vec<&str> =
+            cases.iter().filter(|case| case.row.is_some()).map(|case| case.params.pytorch.name()).collect();
         Some(Self {
+            forms: if measured.len() == cases.len() { "every form".into() } else { listed(&measured) },
             reduction: Quantity::largest(errors)?,
             buckets: of(BUCKETS)?,
             sharded: of(SHARDED)?,
@@ -169,6 +174,9 @@ mod tests {
         assert!(table.contains("| DDP | 40.0 | 50.0 | 60.0 | 44.0 | 100 | 1.25 | 0.50 |"), "{table}");
         let slower = answered(gpu().measured("ranks", &params("compiled"), &row(0.050, 0.050)));
         assert_eq!(slower.holds("our-ranks-are-faster"), Some(false), "a tie is no less");
+        assert_eq!(quoted["ranks"]["forms"], "every form");
+        let one = printed(&answered(gpu().not_run("ranks", &params("compiled"))));
+        assert_eq!(one["ranks"]["forms"], "DDP");
         let failed = answered(MadeUp::gpu("torch_compile").failed("ranks", &params("eager")));
         assert!(printed(&failed)["ranks"].is_null() && failed.tables()["ranks"].markdown().contains("| failed |"));
     }

@@ -51,12 +51,13 @@ pub struct Slower {
 
 impl Slower {
     fn of(cases: &[AttentionCase]) -> Option<Self> {
-        let is_slower = |case: &&AttentionCase| {
-            let turns = [PYTHON, COMPILED].map(|column| case.turns(column, PASSES[0].1));
-            matches!(turns, [Some(eager), Some(compiled)] if eager.is_below(&compiled))
+        let turns = |case: &AttentionCase| {
+            let [eager, compiled] = [PYTHON, COMPILED].map(|column| case.turns(column, PASSES[0].1));
+            eager.zip(compiled)
         };
+        let is_slower = |case: &&AttentionCase| turns(case).is_some_and(|(eager, compiled)| eager.is_below(&compiled));
         let lengths: BTreeSet<i64> = cases.iter().filter(is_slower).map(|case| case.params.seq).collect();
-        let at = || cases.iter().filter(|case| lengths.contains(&case.params.seq));
+        let at = || cases.iter().filter(|case| turns(case).is_some() && lengths.contains(&case.params.seq));
         let words: Vec<String> = lengths.iter().map(|seq| grouped(*seq as f64, 0)).collect();
         (!words.is_empty()).then(|| Self {
             lengths: listed(&words),

@@ -124,6 +124,8 @@ fn a_compiled_pass_that_is_slower_in_every_turn_is_counted_with_its_length() {
     let of = |compiled: &[f64]| {
         let made_up = gpu().measured("a", &cell(256, 16), &row(&[1.0, 2.0], &[2.1, 3.0]));
         let made_up = made_up.measured("a", &cell(256, 64), &row(&[1.0, 2.0], compiled));
+        // What did not run counts in neither number.
+        let made_up = made_up.out_of_memory("a", &cell(256, 128));
         printed(&answered(made_up.measured("a", &cell(4096, 64), &passes([4.0, 4.0, 2.0, 3.9]))))["slower"].clone()
     };
     assert_eq!(of(&[1.9, 3.0]), json!({"lengths": "256", "cells": 1, "of": 2}), "the ranges of one overlap");
