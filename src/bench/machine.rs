@@ -10,8 +10,8 @@ use super::device::device_for;
 use super::nvml;
 use super::timing::lap;
 use crate::harness::conditions::Reading;
-use crate::harness::provenance::Facts;
-use crate::harness::record::{Gpu, Peaks, Profile};
+use crate::harness::provenance::{Facts, machine};
+use crate::harness::record::{Gpu, Machine, Peaks, Profile};
 use crate::harness::samples::{Samples, Work};
 use crate::model::Precision;
 use crate::torch;
@@ -87,6 +87,11 @@ fn settings(profile: Profile) -> Result<BTreeMap<String, String>> {
     ];
     let settings = settings.into_iter().map(|(name, value)| (name.to_string(), value));
     Ok(if profile == Profile::Gpu { settings.chain(nvml::limits()).collect() } else { settings.collect() })
+}
+
+/// This machine, with its GPUs under their profile.
+pub fn here(profile: Profile) -> Result<Machine> {
+    machine(&if profile == Profile::Gpu { gpus()? } else { Vec::new() })
 }
 
 /// The CUDA devices that the driver shows; empty without a driver.

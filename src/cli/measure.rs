@@ -12,10 +12,10 @@ use crate::harness::case::{CASE_LIMIT, CaseEnding, Measurement, MeasurementConte
 use crate::harness::conditions::{Reading, in_words};
 use crate::harness::plan::{Pending, Plan, Scope, plan};
 use crate::harness::problem::Problem;
-use crate::harness::provenance::{self, Commit, open_run};
+use crate::harness::provenance::{Commit, open_run};
 use crate::harness::record::{Outcome, Profile};
 use crate::harness::records_lock::lock_records;
-use crate::harness::run::{MeasureSummary, Tally};
+use crate::harness::run::{MeasureSummary, Tally, keep_earlier};
 use crate::harness::samples::{Unit, each_samples};
 use crate::harness::schedule::{Clock, PendingTable, parse_duration};
 use crate::harness::store::Layout;
@@ -69,8 +69,8 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         };
         return one_case(layout, problem, profile, &arguments.settings, limits);
     }
-    let here = provenance::machine(&if profile == Profile::Gpu { machine::gpus()? } else { Vec::new() })?;
-    let scope = if arguments.resume { Scope::Unfinished { here: &here } } else { Scope::All };
+    let here = arguments.resume.then(|| machine::here(profile)).transpose()?;
+    let scope = here.as_ref().map_or(Scope::All, |here| Scope::Unfinished { here });
     let (first, mut faults) = plans(layout, &problems, profile, scope);
     let last = if first.is_empty() { faults.pop() } else { None };
     faults.iter().for_each(|fault| eprintln!("not measured: {}", indented(&format!("{fault:#}"), 4)));
@@ -126,13 +126,7 @@ pub fn measure(
     if let Some(fault) = faults.into_iter().next() {
         return Err(fault);
     }
-    for (plan, why) in plans.iter().filter_map(|plan| Some((plan, plan.unreadable.as_ref()?))) {
-        eprintln!(
-            "{}\n  {}",
-            indented(why, 4),
-            layout.set_aside(&layout.local(profile, plan.problem.name), "unreadable")?
-        );
-    }
+    keep_earlier(layout, &plans)?.iter().for_each(|said| eprintln!("{said}"));
     watch_for_interrupt();
     let started = Instant::now();
     let pending: Vec<_> = plans.iter().filter(|plan| !plan.pending.is_empty()).map(|plan| plan.problem).collect();

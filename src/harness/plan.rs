@@ -17,8 +17,8 @@ use super::suite::{Suite, load};
 pub enum Scope<'a> {
     /// Every case.
     All,
-    /// Missing, stale, failed and not-run cases, and those of another type of machine than this one: `measure --resume`. A case
-    /// that this machine still cannot run ends at once.
+    /// Missing, stale, failed and not-run cases, and those of another type of machine than this one, unless it lacks the profile's
+    /// device: `measure --resume`. A case that this machine still cannot run ends at once.
     Unfinished { here: &'a Machine },
     /// Missing and stale cases: `writeup`.
     Outdated,
@@ -35,6 +35,8 @@ pub struct Plan<'a> {
     /// Why the file of the present record cannot be used, and what to do; every case is then pending.
     pub unreadable: Option<String>,
     pub pending: Vec<Pending>,
+    /// How many of the pending cases another type of machine has measured.
+    pub elsewhere: usize,
     /// [`code_hashes`] when the plan was made, which is before a subject's code is checked.
     pub code: BTreeMap<String, String>,
 }
@@ -71,21 +73,23 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
     // Only used for an estimate. Commands that need the figures report an unreadable accepted record.
     let accepted = layout.read_accepted(profile, problem).ok().flatten();
     let took = |file: Option<&RecordFile>, params: &Value| file?.case(params).map(|case| case.elapsed_s);
+    let is_elsewhere = |case: &CaseRecord| match scope {
+        Scope::Unfinished { here } if profile == Profile::Cpu || !here.gpus.is_empty() => {
+            let other = |run: &Run| type_of(&run.machine, profile) != type_of(here, profile);
+            record.runs.iter().any(|run| run.id == case.run && other(run))
+        }
+        _ => false,
+    };
     let wanted = |case: &CaseRecord| match scope {
         Scope::All => true,
-        _ if why_stale(case).is_some() => true,
-        Scope::Unfinished { here } => {
-            let is_elsewhere =
-                |run: &Run| run.id == case.run && type_of(&run.machine, profile) != type_of(here, profile);
-            case.outcome.failure().is_some()
-                || matches!(case.outcome, Outcome::NotRun { .. })
-                || record.runs.iter().any(is_elsewhere)
-        }
+        _ if why_stale(case).is_some() || is_elsewhere(case) => true,
+        Scope::Unfinished { .. } => case.outcome.failure().is_some() || matches!(case.outcome, Outcome::NotRun { .. }),
         Scope::Outdated => false,
     };
-    let mut pending = Vec::new();
+    let (mut pending, mut elsewhere) = (Vec::new(), 0);
     for (grid, params) in suite.cases(profile) {
         if record.case(params).is_none_or(&wanted) {
+            elsewhere += usize::from(record.case(params).is_some_and(&is_elsewhere));
             let last_elapsed_s = took(Some(&record), params).or_else(|| took(accepted.as_ref(), params));
             pending.push(Pending { grid: grid.into(), params: params.clone(), last_elapsed_s });
         }
@@ -93,7 +97,7 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
     drop(why_stale);
     record.retain(|case| suite.cases(profile).any(|(_, params)| params == &case.params));
     let code = code_hashes(layout, measured, profile)?;
-    Ok(Some(Plan { problem, measured, profile, suite, record, unreadable, pending, code }))
+    Ok(Some(Plan { problem, measured, profile, suite, record, unreadable, pending, elsewhere, code }))
 }
 
 /// Returns a function from a recorded case to the reason why it is stale, or `None` if it is fresh. Kernel files are
@@ -282,6 +286,19 @@ mod tests {
     }
 
     #[test]
+    fn a_machine_without_a_gpu_measures_nothing_of_a_gpus_record_again() {
+        let (_folder, layout) = tree("[gpu.all]\nn = [1, 2]\n");
+        let record = MadeUp::gpu("toy").measured("all", &json!({"n": 1}), &json!(1)).set().file;
+        write_atomically(&layout.local(Profile::Gpu, "toy"), record.to_json().unwrap().as_bytes()).unwrap();
+        let toy = problem::<OldParams, Value>();
+        let pending = |gpu| {
+            let scope = Scope::Unfinished { here: &machine(gpu) };
+            plan(&layout, &toy, Profile::Gpu, scope).unwrap().unwrap().pending.len()
+        };
+        assert_eq!([None, Some("NVIDIA H200"), Some("NVIDIA H100")].map(pending), [1, 1, 2]);
+    }
+
+    #[test]
     fn a_case_with_a_failed_column_or_of_another_type_of_machine_is_measured_again() {
         let (_folder, layout) = tree("[cpu.all]\nn = [1, 2]\n");
         let failed = json!({"column": {"kind": "failed", "error": "boom"}});
@@ -295,7 +312,8 @@ mod tests {
         let resumed = pending(Scope::Unfinished { here: &here });
         assert_eq!(resumed.iter().map(|case| &case.params).collect::<Vec<_>>(), [&json!({"n": 1})]);
         // An answer is of one type of machine.
-        assert_eq!(pending(Scope::Unfinished { here: &elsewhere }).len(), 2);
+        let plan = plan(&layout, &toy, Profile::Cpu, Scope::Unfinished { here: &elsewhere }).unwrap().unwrap();
+        assert_eq!((plan.pending.len(), plan.elsewhere), (2, 2));
         assert!(pending(Scope::Outdated).is_empty());
     }
 

@@ -14,6 +14,7 @@ use super::record::{CaseRecord, Outcome, Run};
 use super::schedule::{Clock, PendingTable, tables};
 use super::store::{Layout, write_atomically};
 use super::worker::Worker;
+use crate::printable::indented;
 use crate::root::read_text;
 
 /// Receives the events of measuring, to display them.
@@ -57,6 +58,24 @@ struct Session<'a> {
     refused: bool,
     /// The text of the record's file, as it was read or written last.
     on_disk: Option<String>,
+}
+
+/// Before the plans are measured: moves the records aside that cannot be read, and copies those of which cases of another type of
+/// machine are measured again. Returns what to say about each.
+pub fn keep_earlier(layout: &Layout, plans: &[Plan]) -> Result<Vec<String>> {
+    let mut said = Vec::new();
+    for plan in plans {
+        let path = layout.local(plan.profile, plan.problem.name);
+        if let Some(why) = &plan.unreadable {
+            said.push(format!("{}\n  {}", indented(why, 4), layout.set_aside(&path, "unreadable")?));
+        }
+        if plan.elsewhere > 0 {
+            let (cases, name) = (plan.elsewhere, plan.problem.name);
+            let kept = layout.keep_copy(&path, "elsewhere")?;
+            said.push(format!("{cases} cases of {name} ran on another type of machine and are measured again; {kept}"));
+        }
+    }
+    Ok(said)
 }
 
 impl Runner<'_> {

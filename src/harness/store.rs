@@ -139,6 +139,13 @@ impl Layout {
         Ok(format!("moved {from} to {shown}"))
     }
 
+    /// Copies a record that is `how` to a free name beside it. Returns a sentence that says where the copy is.
+    pub fn keep_copy(&self, path: &Path, how: &str) -> Result<String> {
+        let to = free_names_beside(path, how).next().context("there are endlessly many names")?;
+        write_atomically(&to, read_text(path)?.as_bytes())?;
+        Ok(format!("their record is kept as {}", self.display(&to)))
+    }
+
     /// SHA-256 of the code in `kernels/<name>`, followed by every file of `kernels/lib` that it includes directly or
     /// indirectly. Comments do not count, so a kernel's notebook may quote measurements of that kernel.
     pub fn kernel_hash(&self, name: &str) -> Result<String> {

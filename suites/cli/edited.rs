@@ -100,3 +100,23 @@ fn a_trial_in_the_emulator_is_stale_once_its_kernel_is_edited() {
     edit("emulator/block.h");
     assert_eq!(planned(), [2, 2]);
 }
+
+#[test]
+fn a_record_of_another_type_of_machine_is_kept_before_its_cases_are_measured_again() {
+    let tree = Tree::new();
+    set_cases(&tree, 2..4);
+    assert!(tree.command(MEASURE).status().unwrap().success());
+    let mut record: Value = serde_json::from_str(&fs::read_to_string(tree.record_path()).unwrap()).unwrap();
+    let cores = record["runs"][0]["machine"]["cores"].as_u64().unwrap() + 1;
+    record["runs"][0]["machine"]["cores"] = cores.into();
+    fs::write(tree.record_path(), record.to_string()).unwrap();
+    let said = output_text(&tree.command(MEASURE).arg("--resume").output().unwrap());
+    let kept = format!("report/records/cpu/{PROBLEM}.json.elsewhere");
+    let words = format!(
+        "2 cases of {PROBLEM} ran on another type of machine and are measured again; their record is kept as {kept}"
+    );
+    assert!(said.contains(&words), "{said}");
+    assert_eq!(fs::read_to_string(tree.path(kept)).unwrap(), record.to_string());
+    let runs = tree.layout().read_local(Profile::Cpu, problem()).unwrap().unwrap().runs;
+    assert!(runs.len() == 1 && runs[0].machine.cores as u64 + 1 == cores, "{runs:?}");
+}
