@@ -51,7 +51,8 @@ pub fn run(layout: &Layout, chosen: &Chosen, dry_run: bool) -> Result<Ended> {
     println!("{accepted} {verb}, {refused} refused");
     if accepted > 0 && !dry_run && !is_bundle(&layout.root) {
         println!(
-            "the rendered report changes too: run `INSTA_UPDATE=always cargo test --test drift`, check the diff, and commit both"
+            "where this changes the rendered report, as `cs336 writeup --check` says, run `INSTA_UPDATE=always cargo test --test drift`, \
+             check the diff, and commit both"
         );
     }
     Ok(if refused > 0 { Ended::WithFindings } else { Ended::Well })
