@@ -126,7 +126,7 @@ pub fn measure(
     if let Some(fault) = faults.into_iter().next() {
         return Err(fault);
     }
-    keep_earlier(layout, &plans)?.iter().for_each(|said| eprintln!("{said}"));
+    keep_earlier(layout, &plans, |said| eprintln!("{said}"))?;
     watch_for_interrupt();
     let started = Instant::now();
     let pending: Vec<_> = plans.iter().filter(|plan| !plan.pending.is_empty()).map(|plan| plan.problem).collect();

@@ -61,21 +61,20 @@ struct Session<'a> {
 }
 
 /// Before the plans are measured: moves the records aside that cannot be read, and copies those of which cases of another type of
-/// machine are measured again. Returns what to say about each.
-pub fn keep_earlier(layout: &Layout, plans: &[Plan]) -> Result<Vec<String>> {
-    let mut said = Vec::new();
+/// machine are measured again; says of each where it is.
+pub fn keep_earlier(layout: &Layout, plans: &[Plan], say: impl Fn(String)) -> Result<()> {
     for plan in plans {
         let path = layout.local(plan.profile, plan.problem.name);
         if let Some(why) = &plan.unreadable {
-            said.push(format!("{}\n  {}", indented(why, 4), layout.set_aside(&path, "unreadable")?));
+            say(format!("{}\n  {}", indented(why, 4), layout.set_aside(&path, "unreadable")?));
         }
         if plan.elsewhere > 0 {
             let (cases, name) = (plan.elsewhere, plan.problem.name);
             let kept = layout.keep_copy(&path, "elsewhere")?;
-            said.push(format!("{cases} cases of {name} ran on another type of machine and are measured again; {kept}"));
+            say(format!("{cases} cases of {name} ran on another type of machine and are measured again; {kept}"));
         }
     }
-    Ok(said)
+    Ok(())
 }
 
 impl Runner<'_> {

@@ -10,8 +10,7 @@ use super::memory::RankMemory;
 use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::link::PooledLink;
 use crate::bench::ddp_step::tables::{StepSetting, ending, on_fewest_ranks, steps_tables};
-use crate::harness::answer::format::markdown;
-use crate::harness::answer::machines::machine_name;
+use crate::harness::answer::machines::machines_of;
 use crate::harness::answer::{Answer, Audience, Case, Records, Style};
 use crate::parallel::trainer::{SHARDED_OPTIMIZER, ZERO1};
 
@@ -88,7 +87,7 @@ fn scheme_name(scheme: &str) -> &'static str {
 }
 
 fn machine(case: &ShardingCase) -> String {
-    markdown(&machine_name(case.id.machine(), case.id.profile))
+    machines_of([&case.id])
 }
 
 /// The unit that tables of a machine's memory use.

@@ -112,16 +112,16 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     ];
     claims.chain(whole.into_iter().flatten()).cloned().try_for_each(|claim| answer.claim(claim))?;
     tables::main(&mut answer, main, &cases)?;
-    tables::best(&mut answer, "best", main, &cases, &best::unmeasured(records, main))?;
-    by_class::main(&mut answer, main, &cases.classes, &by_class::unmeasured(records, main))?;
-    curve::table(&mut answer, "curve", main, &cases.curves, &curve::unmeasured(records, main))?;
-    on_ranks::table(&mut answer, "ranks", main, &cases.ranks, &on_ranks::unmeasured(records, main))?;
+    tables::best(&mut answer, "best", &cases, &best::unmeasured(records, main))?;
+    by_class::main(&mut answer, &cases.classes, &by_class::unmeasured(records, main))?;
+    curve::table(&mut answer, "curve", &cases.curves, &curve::unmeasured(records, main))?;
+    on_ranks::table(&mut answer, "ranks", &cases.ranks, &on_ranks::unmeasured(records, main))?;
     if let Some(cpu) = cpu {
         tables::compared(&mut answer, "cpu-", cpu, &on_cpu)?;
-        tables::best(&mut answer, "cpu-best", cpu, &on_cpu, &[])?;
-        by_class::tables(&mut answer, "cpu-classes", cpu, &on_cpu.classes, &[])?;
-        curve::table(&mut answer, "cpu-curve", cpu, &on_cpu.curves, &[])?;
-        on_ranks::table(&mut answer, "cpu-ranks", cpu, &on_cpu.ranks, &[])?;
+        tables::best(&mut answer, "cpu-best", &on_cpu, &[])?;
+        by_class::tables(&mut answer, "cpu-classes", &on_cpu.classes, &[])?;
+        curve::table(&mut answer, "cpu-curve", &on_cpu.curves, &[])?;
+        on_ranks::table(&mut answer, "cpu-ranks", &on_cpu.ranks, &[])?;
     }
     Ok(answer)
 }

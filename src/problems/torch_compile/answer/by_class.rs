@@ -171,11 +171,11 @@ pub fn unmeasured(records: &Records, set: &RecordSet) -> Vec<Params> {
 }
 
 /// The figure of the first measured case, and all tables.
-pub fn main(answer: &mut Answer, set: &RecordSet, cases: &[ClassesCase], planned: &[Params]) -> Result<()> {
+pub fn main(answer: &mut Answer, cases: &[ClassesCase], planned: &[Params]) -> Result<()> {
     if let Some(case) = measured(cases).filter(|case| ladder(case).is_some()) {
-        answer.figure("classes", figure(case, &machines(set, cases)))?;
+        answer.figure("classes", figure(case, &machines(cases)))?;
     }
-    tables(answer, "classes", set, cases, planned)
+    tables(answer, "classes", cases, planned)
 }
 
 fn measured<'c, 'a>(cases: &'c [ClassesCase<'a>]) -> Option<&'c ClassesCase<'a>> {
@@ -183,8 +183,8 @@ fn measured<'c, 'a>(cases: &'c [ClassesCase<'a>]) -> Option<&'c ClassesCase<'a>>
 }
 
 /// A table of each recorded and each planned case, and the ladder of a measured one.
-pub fn tables(answer: &mut Answer, id: &str, set: &RecordSet, cases: &[ClassesCase], planned: &[Params]) -> Result<()> {
-    let machine = machines(set, cases);
+pub fn tables(answer: &mut Answer, id: &str, cases: &[ClassesCase], planned: &[Params]) -> Result<()> {
+    let machine = machines(cases);
     for (i, case) in cases.iter().enumerate() {
         let id = if i == 0 { id.to_string() } else { format!("{id}-{}", i + 1) };
         answer.table(id.clone(), table(case, &machine))?;

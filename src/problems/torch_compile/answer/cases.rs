@@ -7,9 +7,9 @@ use super::super::{adamw, attention, best, classes, curve, transformer};
 use crate::bench::interleave::ColumnOutcome as Timed;
 use crate::bench::peer::{Compile, Software};
 use crate::bench::steps_on_ranks;
-use crate::harness::answer::format::{distinct, listed, markdown};
-use crate::harness::answer::machines::machine_name;
-use crate::harness::answer::{Case, Cell, Paired, Quantity, Range, RecordSet, Turns, Unit};
+use crate::harness::answer::format::markdown;
+use crate::harness::answer::machines::machines_of;
+use crate::harness::answer::{Case, Cell, Paired, Quantity, Range, Turns, Unit};
 use crate::harness::samples::Samples;
 use crate::harness::stats;
 
@@ -97,12 +97,8 @@ impl<'a> Cases<'a> {
 }
 
 /// The machines on which `cases` were measured, as captions name them: other cases of a record may come from another machine.
-pub fn machines<P, R>(set: &RecordSet, cases: &[MeasureCase<P, R>]) -> String {
-    let machine = |case: &MeasureCase<P, R>| markdown(&machine_name(case.case.id.machine(), set.profile()));
-    match &distinct(cases.iter().map(machine))[..] {
-        [] => "not measured yet".into(),
-        machines => listed(machines),
-    }
+pub fn machines<P, R>(cases: &[MeasureCase<P, R>]) -> String {
+    if cases.is_empty() { "not measured yet".into() } else { machines_of(cases.iter().map(|case| &case.case.id)) }
 }
 
 impl Row {

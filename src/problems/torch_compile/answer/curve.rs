@@ -73,11 +73,11 @@ pub fn unmeasured(records: &Records, set: &RecordSet) -> Vec<Params> {
 }
 
 /// A line for each recorded and each planned case; no table of none.
-pub fn table(answer: &mut Answer, id: &str, set: &RecordSet, cases: &[CurveCase], planned: &[Params]) -> Result<()> {
+pub fn table(answer: &mut Answer, id: &str, cases: &[CurveCase], planned: &[Params]) -> Result<()> {
     let recorded = cases.iter().map(|case| (case.params, Some(case)));
     let lines: Vec<(&Params, Option<&CurveCase>)> = recorded.chain(planned.iter().map(|p| (p, None))).collect();
     let Some((first, _)) = lines.first() else { return Ok(()) };
-    let (p, machine) = (*first, machines(set, cases));
+    let (p, machine) = (*first, machines(cases));
     let ended = |case: &Option<&CurveCase>| case.map(|case| Cell::text(case.case.outcome.label()));
     let cell = |case: &Option<&CurveCase>, of: &dyn Fn(&CurveCase) -> Option<Quantity>| {
         case.and_then(of).map(Cell::from).or_else(|| ended(case))

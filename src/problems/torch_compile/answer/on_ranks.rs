@@ -106,12 +106,12 @@ pub fn unmeasured(records: &Records, set: &RecordSet) -> Vec<Params> {
 }
 
 /// A line for each recorded and each planned case; no table of none.
-pub fn table(answer: &mut Answer, id: &str, set: &RecordSet, cases: &[RanksCase], planned: &[Params]) -> Result<()> {
+pub fn table(answer: &mut Answer, id: &str, cases: &[RanksCase], planned: &[Params]) -> Result<()> {
     let recorded = cases.iter().map(|case| (case.params, Some(case)));
     let mut lines: Vec<(&Params, Option<&RanksCase>)> = recorded.chain(planned.iter().map(|p| (p, None))).collect();
     lines.sort_by_key(|(p, _)| p.pytorch);
     let Some((first, _)) = lines.first() else { return Ok(()) };
-    let (p, machine) = (*first, machines(set, cases));
+    let (p, machine) = (*first, machines(cases));
     let cell = |case: &Option<&RanksCase>, times| case.map_or_else(|| Cell::text(NOT_MEASURED), |c| c.cell_of(times));
     let ratio = |case: &Option<&RanksCase>, under| case.and_then(|case| case.ratio_cell(BUCKETS, under));
     let table = Table::of(lines)

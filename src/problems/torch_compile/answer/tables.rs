@@ -16,7 +16,7 @@ const RANGES: &str = "Ranges mark times that differ from turn to turn.";
 pub fn main(answer: &mut Answer, set: &RecordSet, cases: &Cases) -> Result<()> {
     compared(answer, "", set, cases)?;
     if let Some(case) = cases.attention.first() {
-        let machine = machines(set, &cases.attention);
+        let machine = machines(&cases.attention);
         let caption = format!(
             "Our plain attention (Rust), eager and captured as a CUDA graph, batch {}, float32, {machine}. {RANGES}",
             case.params.batch
@@ -24,7 +24,7 @@ pub fn main(answer: &mut Answer, set: &RecordSet, cases: &Cases) -> Result<()> {
         answer.table("ours-attention", our_attention(&cases.attention).captioned(caption))?;
     }
     if !cases.models.is_empty() {
-        let machine = machines(set, &cases.models);
+        let machine = machines(&cases.models);
         let caption = format!(
             "Our model (Rust): eager beside the Python process; eager after that process has ended, in turns with the step \
              captured as a CUDA graph; {machine}. {RANGES}"
@@ -32,7 +32,7 @@ pub fn main(answer: &mut Answer, set: &RecordSet, cases: &Cases) -> Result<()> {
         answer.table("ours-models", our_models(&cases.models).captioned(caption))?;
     }
     if !cases.updates.is_empty() {
-        let machine = machines(set, &cases.updates);
+        let machine = machines(&cases.updates);
         let caption = format!(
             "One AdamW step over all parameters of a model in float32, {machine}. A share is the step's rate over that of \
              a plain copy."
@@ -47,7 +47,7 @@ pub fn compared(answer: &mut Answer, prefix: &str, set: &RecordSet, cases: &Case
     let runs = set.runs().len();
     let runs = if runs > 1 { " Rows come from several runs." } else { "" };
     if let Some(case) = cases.attention.first() {
-        let machine = machines(set, &cases.attention);
+        let machine = machines(&cases.attention);
         let caption = format!(
             "Plain attention in PyTorch, eager / torch.compile: batch {}, float32, {machine}. {RANGES}{}",
             case.params.batch,
@@ -56,7 +56,7 @@ pub fn compared(answer: &mut Answer, prefix: &str, set: &RecordSet, cases: &Case
         answer.table(format!("{prefix}attention"), attention(&cases.attention).captioned(caption))?;
     }
     if let Some(case) = cases.models.first() {
-        let machine = machines(set, &cases.models);
+        let machine = machines(&cases.models);
         let caption = format!(
             "PyTorch, eager and compiled: forward pass with its loss, and training step (forward, backward, AdamW); \
              context {}, batch {}, {machine}. The ratio is eager over compiled. {RANGES}{runs}",
@@ -68,8 +68,8 @@ pub fn compared(answer: &mut Answer, prefix: &str, set: &RecordSet, cases: &Case
 }
 
 /// Whole steps at their best, and what they cost.
-pub fn best(answer: &mut Answer, id: &str, set: &RecordSet, cases: &Cases, unmeasured: &[Params]) -> Result<()> {
-    let machine = machines(set, &cases.best);
+pub fn best(answer: &mut Answer, id: &str, cases: &Cases, unmeasured: &[Params]) -> Result<()> {
+    let machine = machines(&cases.best);
     if let Some(table) = best::table(&cases.best, unmeasured, &machine) {
         answer.table(id, table)?;
     }
