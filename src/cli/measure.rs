@@ -15,7 +15,7 @@ use crate::harness::problem::Problem;
 use crate::harness::provenance::{Commit, open_run};
 use crate::harness::record::{Outcome, Profile};
 use crate::harness::records_lock::lock_records;
-use crate::harness::run::{MeasureSummary, Tally, keep_earlier};
+use crate::harness::run::{MeasureSummary, Tally, move_unreadable};
 use crate::harness::samples::{Unit, each_samples};
 use crate::harness::schedule::{Clock, PendingTable, parse_duration};
 use crate::harness::store::Layout;
@@ -126,7 +126,7 @@ pub fn measure(
     if let Some(fault) = faults.into_iter().next() {
         return Err(fault);
     }
-    keep_earlier(layout, &plans, |said| eprintln!("{said}"))?;
+    move_unreadable(layout, &plans, |said| eprintln!("{said}"))?;
     watch_for_interrupt();
     let started = Instant::now();
     let pending: Vec<_> = plans.iter().filter(|plan| !plan.pending.is_empty()).map(|plan| plan.problem).collect();
@@ -148,11 +148,13 @@ pub fn measure(
     let sensor = || machine::reading(profile);
     let runner = Runner { limit, budget, sensor: &sensor, ..Runner::new(&layout, &interrupted) };
     let visit = runner.measure(plans, &facts, &mut Bars::default());
-    let Tally { measured, out_of_memory, not_run, failed, unrecorded, .. } = visit.tally;
+    let Tally { measured, out_of_memory, not_run, not_replaced, failed, unrecorded, .. } = visit.tally;
     let records = layout.display(&layout.records(profile));
     let without = if unrecorded > 0 { format!(", {unrecorded} of them without a record") } else { String::new() };
+    let earlier =
+        if not_replaced > 0 { format!(" ({not_replaced} of them keep their earlier record)") } else { String::new() };
     eprintln!(
-        "{measured} measured, {out_of_memory} out of memory, {not_run} not run, {failed} failed{without}: {records}"
+        "{measured} measured, {out_of_memory} out of memory, {not_run} not run{earlier}, {failed} failed{without}: {records}"
     );
     Ok(visit)
 }

@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use anyhow::Result;
 use serde_json::Value;
 
-use super::answer::machines::type_of;
+use super::answer::machines::ran_elsewhere;
 use super::problem::{Measured, Problem};
-use super::record::{CaseRecord, Machine, Outcome, Profile, RecordFile, Run};
+use super::record::{CaseRecord, Machine, Outcome, Profile, RecordFile};
 use super::store::Layout;
 use super::subject::Subject;
 use super::suite::{Suite, load};
@@ -35,8 +35,6 @@ pub struct Plan<'a> {
     /// Why the file of the present record cannot be used, and what to do; every case is then pending.
     pub unreadable: Option<String>,
     pub pending: Vec<Pending>,
-    /// How many of the pending cases another type of machine has measured.
-    pub elsewhere: usize,
     /// [`code_hashes`] when the plan was made, which is before a subject's code is checked.
     pub code: BTreeMap<String, String>,
 }
@@ -75,8 +73,7 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
     let took = |file: Option<&RecordFile>, params: &Value| file?.case(params).map(|case| case.elapsed_s);
     let is_elsewhere = |case: &CaseRecord| match scope {
         Scope::Unfinished { here } if profile == Profile::Cpu || !here.gpus.is_empty() => {
-            let other = |run: &Run| type_of(&run.machine, profile) != type_of(here, profile);
-            record.runs.iter().any(|run| run.id == case.run && other(run))
+            ran_elsewhere(&record, case, here)
         }
         _ => false,
     };
@@ -86,10 +83,9 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
         Scope::Unfinished { .. } => case.outcome.failure().is_some() || matches!(case.outcome, Outcome::NotRun { .. }),
         Scope::Outdated => false,
     };
-    let (mut pending, mut elsewhere) = (Vec::new(), 0);
+    let mut pending = Vec::new();
     for (grid, params) in suite.cases(profile) {
         if record.case(params).is_none_or(&wanted) {
-            elsewhere += usize::from(record.case(params).is_some_and(&is_elsewhere));
             let last_elapsed_s = took(Some(&record), params).or_else(|| took(accepted.as_ref(), params));
             pending.push(Pending { grid: grid.into(), params: params.clone(), last_elapsed_s });
         }
@@ -97,7 +93,7 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
     drop(why_stale);
     record.retain(|case| suite.cases(profile).any(|(_, params)| params == &case.params));
     let code = code_hashes(layout, measured, profile)?;
-    Ok(Some(Plan { problem, measured, profile, suite, record, unreadable, pending, elsewhere, code }))
+    Ok(Some(Plan { problem, measured, profile, suite, record, unreadable, pending, code }))
 }
 
 /// Returns a function from a recorded case to the reason why it is stale, or `None` if it is fresh. Kernel files are
@@ -313,7 +309,7 @@ mod tests {
         assert_eq!(resumed.iter().map(|case| &case.params).collect::<Vec<_>>(), [&json!({"n": 1})]);
         // An answer is of one type of machine.
         let plan = plan(&layout, &toy, Profile::Cpu, Scope::Unfinished { here: &elsewhere }).unwrap().unwrap();
-        assert_eq!((plan.pending.len(), plan.elsewhere), (2, 2));
+        assert_eq!(plan.pending.len(), 2);
         assert!(pending(Scope::Outdated).is_empty());
     }
 

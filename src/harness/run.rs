@@ -2,8 +2,9 @@
 
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
+use super::answer::machines::ran_elsewhere;
 use super::case::{CaseEnding, Measurement, MeasurementContext, Runner};
 use super::grade::CheckStatus;
 use super::manifest::peers_hash;
@@ -45,6 +46,8 @@ pub struct Tally {
     pub measured: usize,
     pub out_of_memory: usize,
     pub not_run: usize,
+    /// Of those not run, the ones whose earlier record stays.
+    pub not_replaced: usize,
     pub failed: usize,
     /// Of the failed ones, those that a refused problem left unmeasured.
     pub unrecorded: usize,
@@ -58,20 +61,16 @@ struct Session<'a> {
     refused: bool,
     /// The text of the record's file, as it was read or written last.
     on_disk: Option<String>,
+    /// Whether a copy holds what another type of machine measured.
+    has_copy: bool,
 }
 
-/// Before the plans are measured: moves the records aside that cannot be read, and copies those of which cases of another type of
-/// machine are measured again; says of each where it is.
-pub fn keep_earlier(layout: &Layout, plans: &[Plan], say: impl Fn(String)) -> Result<()> {
+/// Before the plans are measured: moves the records aside that cannot be read, and says of each where it is.
+pub fn move_unreadable(layout: &Layout, plans: &[Plan], say: impl Fn(String)) -> Result<()> {
     for plan in plans {
-        let path = layout.local(plan.profile, plan.problem.name);
         if let Some(why) = &plan.unreadable {
+            let path = layout.local(plan.profile, plan.problem.name);
             say(format!("{}\n  {}", indented(why, 4), layout.set_aside(&path, "unreadable")?));
-        }
-        if plan.elsewhere > 0 {
-            let (cases, name) = (plan.elsewhere, plan.problem.name);
-            let kept = layout.keep_copy(&path, "elsewhere")?;
-            say(format!("{cases} cases of {name} ran on another type of machine and are measured again; {kept}"));
         }
     }
     Ok(())
@@ -140,8 +139,9 @@ impl Runner<'_> {
                 CaseEnding::Ended(measurement) => {
                     clock.took(table, measurement.elapsed);
                     progress.case_ended(pending, &measurement.outcome, measurement.elapsed);
-                    let counted = summary.tally.with(&measurement.outcome);
-                    self.keep(session, pending, *measurement, progress)?;
+                    let mut counted = summary.tally.with(&measurement.outcome);
+                    let is_recorded = self.keep(session, pending, *measurement, progress)?;
+                    counted.not_replaced += usize::from(!is_recorded);
                     summary.tally = counted;
                     session.context.iter_mut().for_each(|context| context.worker.clean_up(self.interrupted));
                 }
@@ -188,19 +188,35 @@ impl Runner<'_> {
         Ok(true)
     }
 
-    /// Adds one measured case to the record and writes the record. What somebody else has put in its place is moved aside.
+    /// Adds one measured case to the record and writes the record. What somebody else has put in its place is moved aside, and what
+    /// another type of machine measured is copied. False if the case did not run here and the record has how it ran before.
     fn keep(
         &self,
         session: &mut Session,
         pending: &Pending,
         measurement: Measurement,
         progress: &mut dyn Progress,
-    ) -> Result<()> {
+    ) -> Result<bool> {
         let Some(MeasurementContext { run, .. }) = &session.context else {
             bail!("a case was measured before its run was opened")
         };
         require_same_code(self.layout, &session.plan, run)?;
         let plan = &mut session.plan;
+        let path = self.layout.local(plan.profile, plan.problem.name);
+        if let Some(earlier) = plan.record.case(&pending.params) {
+            let is_not_run = |outcome: &Outcome| matches!(outcome, Outcome::NotRun { .. });
+            if is_not_run(&measurement.outcome) && !is_not_run(&earlier.outcome) {
+                return Ok(false);
+            }
+            if !session.has_copy && ran_elsewhere(&plan.record, earlier, &run.machine) {
+                let text = session.on_disk.as_deref().context("cases of a record without a file")?;
+                let kept = self.layout.keep_copy(&path, "elsewhere", text)?;
+                let name = plan.problem.name;
+                progress
+                    .noticed(&format!("another type of machine measured {name}, and this one does so again; {kept}"));
+                session.has_copy = true;
+            }
+        }
         let names = (plan.measured.kernels_of)(&pending.params);
         let mut of_case = plan.code.clone();
         of_case.retain(|name, _| is_of_case(name, &names));
@@ -217,7 +233,6 @@ impl Runner<'_> {
         };
         plan.record.put(case, run);
         plan.record.sort_like(plan.suite.cases(plan.profile).map(|(_, params)| params));
-        let path = self.layout.local(plan.profile, plan.problem.name);
         if path.symlink_metadata().is_ok() && read_text(&path).ok() != session.on_disk {
             let moved = self.layout.set_aside(&path, "changed")?;
             progress.noticed(&format!("the record was changed while it was measured: {moved}"));
@@ -225,7 +240,7 @@ impl Runner<'_> {
         let text = plan.record.to_json()?;
         write_atomically(&path, text.as_bytes())?;
         session.on_disk = Some(text);
-        Ok(())
+        Ok(true)
     }
 }
 
@@ -248,7 +263,7 @@ fn require_same_code(layout: &Layout, plan: &Plan, run: &Run) -> Result<()> {
 impl<'a> Session<'a> {
     fn new(layout: &Layout, plan: Plan<'a>) -> Self {
         let on_disk = read_text(&layout.local(plan.profile, plan.problem.name)).ok();
-        Self { plan, context: None, refused: false, on_disk }
+        Self { plan, context: None, refused: false, on_disk, has_copy: false }
     }
 }
 

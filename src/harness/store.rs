@@ -139,10 +139,10 @@ impl Layout {
         Ok(format!("moved {from} to {shown}"))
     }
 
-    /// Copies a record that is `how` to a free name beside it. Returns a sentence that says where the copy is.
-    pub fn keep_copy(&self, path: &Path, how: &str) -> Result<String> {
+    /// Writes the text of a record that is `how` to a free name beside it. Returns a sentence that says where the copy is.
+    pub fn keep_copy(&self, path: &Path, how: &str, text: &str) -> Result<String> {
         let to = free_names_beside(path, how).next().context("there are endlessly many names")?;
-        write_atomically(&to, read_text(path)?.as_bytes())?;
+        write_atomically(&to, text.as_bytes())?;
         Ok(format!("their record is kept as {}", self.display(&to)))
     }
 

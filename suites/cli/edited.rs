@@ -102,21 +102,55 @@ fn a_trial_in_the_emulator_is_stale_once_its_kernel_is_edited() {
 }
 
 #[test]
-fn a_record_of_another_type_of_machine_is_kept_before_its_cases_are_measured_again() {
+fn a_record_of_another_type_of_machine_is_copied_before_the_first_of_its_cases_is_replaced() {
     let tree = Tree::new();
     set_cases(&tree, 2..4);
     assert!(tree.command(MEASURE).status().unwrap().success());
     let mut record: Value = serde_json::from_str(&fs::read_to_string(tree.record_path()).unwrap()).unwrap();
     let cores = record["runs"][0]["machine"]["cores"].as_u64().unwrap() + 1;
     record["runs"][0]["machine"]["cores"] = cores.into();
+    for case in record["cases"].as_array_mut().unwrap() {
+        case["elapsed_s"] = 100.0.into();
+    }
     fs::write(tree.record_path(), record.to_string()).unwrap();
-    let said = output_text(&tree.command(MEASURE).arg("--resume").output().unwrap());
-    let kept = format!("report/records/cpu/{PROBLEM}.json.elsewhere");
+    let name = format!("report/records/cpu/{PROBLEM}.json.elsewhere");
+    let (copy, again) = (tree.path(&name), tree.path(format!("{name}-2")));
+    let resumed = |more: &[&str]| output_text(&tree.command(MEASURE).arg("--resume").args(more).output().unwrap());
+    let said = resumed(&["--budget", "1s"]);
+    assert!(said.contains("0 measured") && !copy.exists(), "{said}");
+    let said = resumed(&[]);
     let words = format!(
-        "2 cases of {PROBLEM} ran on another type of machine and are measured again; their record is kept as {kept}"
+        "another type of machine measured {PROBLEM}, and this one does so again; their record is kept as {name}"
     );
-    assert!(said.contains(&words), "{said}");
-    assert_eq!(fs::read_to_string(tree.path(kept)).unwrap(), record.to_string());
+    assert!(said.contains(&words) && said.contains("2 measured"), "{said}");
+    assert_eq!(fs::read_to_string(copy).unwrap(), record.to_string());
+    assert!(!again.exists(), "one copy holds both cases");
     let runs = tree.layout().read_local(Profile::Cpu, problem()).unwrap().unwrap().runs;
     assert!(runs.len() == 1 && runs[0].machine.cores as u64 + 1 == cores, "{runs:?}");
+}
+
+/// As on a login node beside records that a GPU's machine made.
+#[test]
+fn a_machine_that_cannot_run_a_case_leaves_its_earlier_record_alone() {
+    let tree = Tree::new();
+    let accepted = Layout::at(env!("CARGO_MANIFEST_DIR").into()).accepted(Profile::Gpu, PROBLEM);
+    let local = tree.layout().local(Profile::Gpu, PROBLEM);
+    fs::create_dir_all(local.parent().unwrap()).unwrap();
+    let mut record: Value = serde_json::from_str(&fs::read_to_string(accepted).unwrap()).unwrap();
+    // A stale one, and one that no machine has run.
+    let cases = record["cases"].as_array_mut().unwrap();
+    cases[0]["revision"] = 0.into();
+    cases.pop().unwrap();
+    let recorded = cases.len();
+    for options in [&["--resume"][..], &[]] {
+        fs::write(&local, record.to_string()).unwrap();
+        let mut command = tree.command(&["measure", PROBLEM, "--profile", "gpu"]);
+        let said = output_text(&command.args(options).env("CUDA_VISIBLE_DEVICES", "").output().unwrap());
+        let kept = if options.is_empty() { recorded } else { 1 };
+        let words = format!("{} not run ({kept} of them keep their earlier record)", kept + 1);
+        assert!(said.contains(&words), "{said}");
+        let now: Value = serde_json::from_str(&fs::read_to_string(&local).unwrap()).unwrap();
+        let [now, before] = [&now, &record].map(|record| record["cases"].as_array().unwrap());
+        assert_eq!((now.len(), &now[..recorded]), (recorded + 1, &before[..]), "{said}");
+    }
 }

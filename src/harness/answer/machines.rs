@@ -3,7 +3,7 @@
 use super::CaseId;
 use super::format::{distinct, listed, markdown};
 use super::records::runs_by_age;
-use crate::harness::record::{CaseRecord, Machine, Outcome, Profile, RecordFile};
+use crate::harness::record::{CaseRecord, Machine, Outcome, Profile, RecordFile, Run};
 
 /// "AMD EPYC 7B13, 2 cores" or "2 × NVIDIA H200", without trademark symbols.
 pub fn machine_name(machine: &Machine, profile: Profile) -> String {
@@ -45,6 +45,13 @@ pub fn memory_bytes(machine: &Machine, profile: Profile) -> u64 {
 pub fn type_of(machine: &Machine, profile: Profile) -> String {
     let gpus = machine.gpus.iter().take(1).cloned().collect();
     machine_name(&Machine { gpus, ..machine.clone() }, profile)
+}
+
+/// Whether a machine of another type than `here` ran the case; one that could not run it does not count.
+pub fn ran_elsewhere(file: &RecordFile, case: &CaseRecord, here: &Machine) -> bool {
+    let other = |run: &Run| type_of(&run.machine, file.profile) != type_of(here, file.profile);
+    let did_run = !matches!(case.outcome, Outcome::NotRun { .. });
+    did_run && file.runs.iter().any(|run| run.id == case.run && other(run))
 }
 
 /// Takes the cases out of `file` that another type of machine ran than measured most, since what an answer says is of one type.
