@@ -144,8 +144,12 @@ impl SubjectAttention<'_> {
     }
 }
 
-/// The gradients at q, k and v of the last forward pass.
+/// The gradients at q, k and v of the last forward pass, after two more on other values, which no other layer's pass may change.
 fn backward(subject: &Subject, adapter: &'static str, d_o: &Tensor) -> Result<[Tensor; 3]> {
+    let doing = format!("another forward pass of {adapter}");
+    for turned in [false, true] {
+        with_kept(subject, adapter, |process| process.call("another", json!({ "turned": turned }), &doing))?;
+    }
     let doing = format!("the backward pass of {adapter}");
     let (_, mut results) =
         with_kept(subject, adapter, |process| process.exchange("backward", json!({}), &[("do", d_o)], &doing))?;

@@ -5,6 +5,7 @@ import contextlib
 import copy
 import gc
 import numbers
+import sys
 from collections.abc import Callable, Iterator, Mapping
 
 import torch
@@ -15,6 +16,21 @@ from . import tensors
 from .protocol import Refused
 
 Calling = Callable[[], contextlib.AbstractContextManager[None]]
+
+# Bound before any code of a subject is imported.
+_FORGET_COMPILED = torch.compiler.reset
+# The sizes and types of a function's last inputs.
+_LAST: list[tuple[torch.Size, torch.dtype, torch.device]] = []
+
+
+def forget_compiled(leaves: list[Tensor]) -> None:
+    """Where these inputs have other sizes or types than the last ones, drops what `torch.compile` has made, as a new process has
+    none: it keeps eight versions of a function and then fails or runs it uncompiled, and takes sizes that have changed for variables.
+    """
+    now = [(leaf.shape, leaf.dtype, leaf.device) for leaf in leaves]
+    if now != _LAST and "torch._dynamo" in sys.modules:
+        _FORGET_COMPILED()
+    _LAST[:] = now
 
 
 class Attention:
@@ -27,11 +43,13 @@ class Attention:
 
     def forward(self, inputs: str, outputs: str, is_causal: bool) -> dict:
         """Gives o, and each tensor that its node saved under `saved.<number>`."""
-        function = self.adapter()
+        self.function = self.adapter()
+        self.is_causal = is_causal
         given = copies(inputs)
         self.leaves = [given[name].to(self.device).requires_grad_() for name in "qkv"]
+        forget_compiled(self.leaves)
         with self.calling():
-            self.o = function.apply(*self.leaves, is_causal)
+            self.o = self.function.apply(*self.leaves, is_causal)
             saved = getattr(getattr(self.o, "grad_fn", None), "saved_tensors", ())
             stored = {f"saved.{i}": storable(tensor) for i, tensor in enumerate(saved) if tensor is not None}
         results = {"o": required(self.o, "o")} | stored
@@ -44,6 +62,15 @@ class Attention:
             self.o.backward(given["do"].to(self.device))
         results = {f"d{name}": required(leaf.grad, f"d{name}") for name, leaf in zip("qkv", self.leaves, strict=True)}
         tensors.write(outputs, results)
+        return {}
+
+    def another(self, turned: bool) -> dict:
+        """One more forward pass, as of another layer: what belongs to the first must not lie on the function. What it gives or
+        raises does not count, since other checks see that.
+        """
+        with contextlib.suppress(BaseException):
+            leaves = [torch.randn_like(leaf).requires_grad_() for leaf in self.leaves]
+            self.function.apply(*leaves, self.is_causal != turned)
         return {}
 
 

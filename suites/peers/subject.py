@@ -156,6 +156,9 @@ class Subject:
     def backward(self, **settings) -> dict:
         return self.tested.backward(**settings)
 
+    def another(self, **settings) -> dict:
+        return self.tested.another(**settings)
+
     def replicate(self, adapter: str, hooks: list[str], **settings) -> dict:
         calling = functools.partial(self.calling, f"training under the module of {adapter}")
         self.tested = Replica(self.adapter(adapter), [self.adapter(name) for name in hooks], calling)
@@ -241,6 +244,6 @@ def main(folder: str) -> None:
     torch.set_float32_matmul_precision("highest")
     device = torch.device("cuda:0" if torch.cuda.is_available() else "cpu")
     subject = Subject(Path(folder))
-    graded = ["load", "join", "forward", "backward", "replicate", "shard", "step"]
+    graded = ["load", "join", "forward", "another", "backward", "replicate", "shard", "step"]
     timed = ["choose", "prepare", "gradient", "begin", "tokens", "run", "give", "nothing"]
     channel.serve({name: getattr(subject, name) for name in graded + timed}, protocol.hello(device))

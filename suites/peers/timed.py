@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from . import tensors
-from .adapters import Calling, copies, required, states
+from .adapters import Calling, copies, forget_compiled, required, states
 from .group import Group
 from .model import Model, cross_entropy
 
@@ -38,6 +38,7 @@ class TimedAttention:
         """Reads q, k and v of the next call; before a backward pass also runs the forward pass."""
         given = copies(inputs)
         self.leaves = {name: given[name].to(self.device).requires_grad_() for name in "qkv"}
+        forget_compiled(list(self.leaves.values()))
         if self.attention_pass == "backward":
             with self.calling():
                 self.o = required(self.function.apply(*self.leaves.values(), True), "o")
