@@ -77,7 +77,7 @@ fn examine() -> Result<Vec<Requirement>> {
             cuda::compiler_version(),
             "without it, kernels are not compiled, and cases that need them are not run",
         ),
-        part("kernel cache", cuda::kernel_cache(), "each process compiles its kernels again"),
+        part("kernel cache", cuda::kernel_cache(), "each process compiles the kernels that are not in it"),
         part("peers", peers(), "without it, comparisons with Python's PyTorch are not run"),
         part(
             "git",

@@ -167,7 +167,9 @@ fn read(path: &Path) -> Result<String> {
 /// Errors: why it is not used.
 pub fn kernel_cache() -> Result<String> {
     let Compiler { cache, .. } = Compiler::of_this_tree()?;
-    TrustedFolder::open(&cache).map(|_| shown_path(&cache))
+    let folder = TrustedFolder::open(&cache)?;
+    tempfile::tempfile_in(folder.path()).with_context(|| format!("no file can be made in {}", shown_path(&cache)))?;
+    Ok(shown_path(&cache))
 }
 
 /// All options that decide the code; none of them depends on the folders of this machine.

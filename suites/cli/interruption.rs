@@ -1,7 +1,7 @@
 //! Measuring that is killed, interrupted, stopped, or cannot write: what is kept, what is left running, and that
 //! `--resume` goes on.
 
-use std::os::unix::fs::PermissionsExt as _;
+use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::time::SystemTime;
 
 use cs336::harness::record::CaseRecord;
@@ -23,11 +23,17 @@ pub fn set_cases(tree: &Tree, additions: impl Iterator<Item = i64>) {
 }
 
 /// `cs336` in the tree, by a shell that runs `line` first.
-fn through_shell(tree: &Tree, line: &str, arguments: &[&str]) -> Command {
+pub fn through_shell(tree: &Tree, line: &str, arguments: &[&str]) -> Command {
     let mut command = Command::new("sh");
     command.arg("-c").arg(format!("{line}\nexec \"$@\"")).args(["sh", env!("CARGO_BIN_EXE_cs336")]).args(arguments);
     command.env("CS336_ROOT", tree.folder.path()).current_dir(tree.folder.path());
     command
+}
+
+/// The line of shell after which permissions bind root too.
+pub fn permissions_bind() -> &'static str {
+    let is_root = fs::metadata("/proc/self").unwrap().uid() == 0;
+    if is_root { "set -- setpriv --bounding-set=-dac_override \"$@\"" } else { "" }
 }
 
 /// Starts measuring eight slow cases, each half a second or so of additions, and waits until two are recorded.
@@ -218,10 +224,7 @@ fn in_read_only_folder(tree: &Tree, arguments: &[&str]) -> Output {
     fs::create_dir_all(&folder).unwrap();
     let set_mode = |mode| fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
     set_mode(0o555);
-    // Permissions do not bind root, unless it lacks this capability.
-    let is_root = fs::write(folder.join("probe"), "").is_ok();
-    let line = if is_root { "set -- setpriv --bounding-set=-dac_override \"$@\"" } else { "" };
-    let output = through_shell(tree, line, arguments).output().unwrap();
+    let output = through_shell(tree, permissions_bind(), arguments).output().unwrap();
     set_mode(0o755);
     output
 }

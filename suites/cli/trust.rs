@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::{PermissionsExt as _, chown, symlink};
 
+use super::interruption::{permissions_bind, through_shell};
 use super::*;
 
 #[rstest]
@@ -126,15 +127,18 @@ fn an_environment_of_the_wheel_that_others_can_write_to_is_refused_and_does_not_
     assert!(ran.exists(), "this user's own environment runs");
 }
 
-/// Doctor says why the cache is not used.
+/// Doctor says why the cache is not used, or not filled.
 #[test]
-fn a_kernel_cache_that_others_can_write_to_is_named_with_the_remedy() {
+fn a_kernel_cache_that_others_can_write_to_or_nobody_is_named_with_the_reason() {
     let tree = Tree::new();
     let cache = tree.path("cache/cs336/kernels");
     fs::create_dir_all(&cache).unwrap();
-    for (mode, expected) in [(0o755, "ok       kernel cache"), (0o777, "with mode 777; only user")] {
+    let expected =
+        [(0o755, "ok       kernel cache"), (0o777, "with mode 777; only user"), (0o555, "no file can be made in")];
+    for (mode, expected) in expected {
         fs::set_permissions(&cache, fs::Permissions::from_mode(mode)).unwrap();
-        let said = output_text(&tree.command(&["doctor"]).env("XDG_CACHE_HOME", tree.path("cache")).output().unwrap());
+        let mut command = through_shell(&tree, permissions_bind(), &["doctor"]);
+        let said = output_text(&command.env("XDG_CACHE_HOME", tree.path("cache")).output().unwrap());
         assert!(said.contains(expected) && said.contains(&cache.display().to_string()), "{said}");
     }
 }
