@@ -17,7 +17,7 @@ use super::suite::Suite;
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Drift {
     pub problem: String,
-    /// Why the timings were not compared; `None` if they were.
+    /// Of how many cases the timings were not compared, since two machines ran them; `None` if all were.
     pub other_machine: Option<String>,
     pub cases: Vec<CaseDrift>,
 }
@@ -67,30 +67,39 @@ impl Finding {
 /// Compares two record files case by case.
 pub fn drift(local: &RecordFile, accepted: &RecordFile) -> Result<Drift> {
     ensure!(local.problem == accepted.problem && local.profile == accepted.profile, "records of different problems");
-    let other_machine = different_machine(local, accepted);
-    let mut cases = Vec::new();
+    // The machines of cases whose timings are not compared, with the number of cases.
+    let (mut cases, mut others) = (Vec::new(), Vec::<([String; 2], usize)>::new());
     for case in &local.cases {
         let changes = match accepted.case(&case.params) {
             None => vec![Finding::OnlyLocal],
-            Some(old) => compare_case(old, case, other_machine.is_none())?,
+            Some(old) => {
+                let machines = [(accepted, old), (local, case)].map(|(file, case)| machine_of(file, case));
+                let is_other = machines[0] != machines[1];
+                match others.iter_mut().find(|(pair, _)| *pair == machines) {
+                    Some((_, count)) => *count += 1,
+                    None => others.extend(is_other.then_some((machines, 1))),
+                }
+                compare_case(old, case, !is_other)?
+            }
         };
         cases.push(CaseDrift { params: case.params.clone(), changes });
     }
     for case in accepted.cases.iter().filter(|c| local.case(&c.params).is_none()) {
         cases.push(CaseDrift { params: case.params.clone(), changes: vec![Finding::OnlyAccepted] });
     }
+    let words = others.iter().map(|([there, here], count)| {
+        format!("of {count} cases the accepted figures come from {there}, these from {here}")
+    });
+    let other_machine = (!others.is_empty()).then(|| words.collect::<Vec<_>>().join("; "));
     Ok(Drift { problem: local.problem.clone(), other_machine, cases })
 }
 
-fn different_machine(local: &RecordFile, accepted: &RecordFile) -> Option<String> {
-    let describe = |m: &Machine| {
-        let gpus: Vec<&str> = m.gpus.iter().map(|g| g.name.as_str()).collect();
-        format!("{} ({} cores){}", m.cpu, m.cores, gpus.iter().map(|g| format!(" + {g}")).collect::<String>())
-    };
-    let here: Vec<String> = local.runs.iter().map(|r| describe(&r.machine)).collect();
-    let there: Vec<String> = accepted.runs.iter().map(|r| describe(&r.machine)).collect();
-    let odd = here.iter().find_map(|h| there.iter().find(|t| *t != h).map(|t| (h, t)))?;
-    Some(format!("the accepted figures come from {}, these from {}", odd.1, odd.0))
+/// The machine that ran the case, in words.
+fn machine_of(file: &RecordFile, case: &CaseRecord) -> String {
+    file.runs.iter().find(|run| run.id == case.run).map_or_else(String::new, |run| {
+        let Machine { cpu, cores, gpus, .. } = &run.machine;
+        format!("{cpu} ({cores} cores){}", gpus.iter().map(|gpu| format!(" + {}", gpu.name)).collect::<String>())
+    })
 }
 
 fn compare_case(accepted: &CaseRecord, local: &CaseRecord, timings: bool) -> Result<Vec<Finding>> {

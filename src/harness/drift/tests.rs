@@ -50,6 +50,24 @@ fn on_another_machine_only_exact_values_are_compared() {
 }
 
 #[test]
+fn timings_are_compared_where_one_machine_ran_the_case_whatever_ran_the_others() {
+    let row = json!({"forward": {"unit": "s", "samples": [1.0, 1.1, 1.2]}});
+    let both = MadeUp::cpu("p").measured("g", &json!({"n": 1}), &row);
+    let both = both.run("20260102T000000Z-gpu0", Some("NVIDIA H200")).measured("g", &json!({"n": 2}), &row).set().file;
+    let same = drift(&both, &both).unwrap();
+    assert!(same.other_machine.is_none() && same.cases.iter().all(|case| case.changes.len() == 1), "{same:?}");
+    let mut moved = both.clone();
+    moved.runs[1].machine.cores += 1;
+    let one = drift(&moved, &both).unwrap();
+    let said = "of 1 cases the accepted figures come from ";
+    assert!(one.other_machine.is_some_and(|words| words.starts_with(said)) && one.cases[1].changes.is_empty());
+    assert_eq!(one.cases[0].changes.len(), 1);
+    moved.runs[0].machine.cores += 2;
+    let all = drift(&moved, &both).unwrap().other_machine.unwrap();
+    assert_eq!(all.matches(said).count(), 2, "{all}");
+}
+
+#[test]
 fn another_outcome_is_a_contradiction() {
     let oom = Outcome::OutOfMemory { requested_bytes: None, predicted_bytes: None, message: String::new() };
     assert!(findings(oom, measured(1, 1.0))[0].is_contradiction());
