@@ -21,7 +21,7 @@ const INTRODUCTION: &str = "A measured number comes from a *case*: one setting o
 pub fn markdown(document: &Document, claims: &[(&'static str, Claim)]) -> String {
     let (place, also) = match document.subject {
         Some(_) => ("`records/` beside this report", " A case is stale also when a file of their code has changed."),
-        None => ("`snapshots/`", ""),
+        None => ("`snapshots/`, or in `report/records/` where an answer is from this machine's own", ""),
     };
     let mut out = format!("{INTRODUCTION} {place}, one case a line.{also}\n\n");
     let lines = lines(document);
