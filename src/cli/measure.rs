@@ -2,28 +2,26 @@
 
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Result, bail};
 
 use super::progress::{Bars, short};
 use super::subject::{SubjectArguments, checked, measured_problems};
 use super::{Chosen, Ended, interrupted, profile_or_default, selected, watch_for_interrupt};
 use crate::bench::machine;
-use crate::harness::case::{CASE_LIMIT, CaseEnding, Measurement, MeasurementContext, Runner};
-use crate::harness::conditions::{Reading, in_words};
+use crate::harness::case::{CASE_LIMIT, Runner};
 use crate::harness::plan::{Pending, Plan, Scope, plan};
 use crate::harness::problem::Problem;
-use crate::harness::provenance::{Commit, open_run};
-use crate::harness::record::{Outcome, Profile};
+use crate::harness::provenance::Commit;
+use crate::harness::record::Profile;
 use crate::harness::records_lock::lock_records;
-use crate::harness::run::{MeasureSummary, Tally, move_unreadable};
-use crate::harness::samples::{Unit, each_samples};
-use crate::harness::schedule::{Clock, PendingTable, parse_duration};
+use crate::harness::run::{MeasureSummary, Tally, tidy_record};
+use crate::harness::schedule::{PendingTable, parse_duration};
 use crate::harness::store::Layout;
 use crate::harness::subject::Subject;
-use crate::harness::worker::Worker;
-use crate::harness::{stats, suite};
 use crate::printable::{indented, one_line};
 use crate::units::human_seconds;
+
+mod one_case;
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -67,7 +65,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
                 names.len()
             );
         };
-        return one_case(layout, problem, profile, &arguments.settings, limits);
+        return one_case::run(layout, problem, profile, &arguments.settings, limits);
     }
     let here = arguments.resume.then(|| machine::here(profile)).transpose()?;
     let scope = here.as_ref().map_or(Scope::All, |here| Scope::Unfinished { here });
@@ -111,22 +109,28 @@ pub fn measure(
     scope: Scope<'_>,
     Limits { case: limit, budget }: Limits,
 ) -> Result<MeasureSummary> {
-    if first.iter().all(|p| p.pending.is_empty()) {
-        let recorded: usize = first.iter().map(|p| p.record.cases.len()).sum();
-        match first {
-            [] => eprintln!("nothing to measure: no suite has a {profile} grid; --profile takes another"),
-            _ => eprintln!("nothing to measure: all {recorded} {profile} cases are recorded"),
-        }
-        return Ok(MeasureSummary::default());
+    if first.iter().all(Plan::is_done) {
+        return Ok(nothing_to_measure(first, profile));
     }
     let _lock = lock_records(layout)?;
     // Plan again: the process that held the lock may have measured some of these cases.
     let problems: Vec<_> = first.iter().map(|plan| plan.problem).collect();
-    let (plans, faults) = plans(layout, &problems, profile, scope);
+    let (mut plans, faults) = plans(layout, &problems, profile, scope);
     if let Some(fault) = faults.into_iter().next() {
         return Err(fault);
     }
-    move_unreadable(layout, &plans, |said| eprintln!("{said}"))?;
+    let mut lost = 0;
+    plans.retain(|plan| match tidy_record(layout, plan, |said| eprintln!("{said}")) {
+        Ok(()) => true,
+        Err(error) => {
+            eprintln!("{} is not measured: {error:#}", plan.problem.name);
+            lost += plan.pending.len().max(1);
+            false
+        }
+    });
+    if lost == 0 && plans.iter().all(|plan| plan.pending.is_empty()) {
+        return Ok(nothing_to_measure(&plans, profile));
+    }
     watch_for_interrupt();
     let started = Instant::now();
     let pending: Vec<_> = plans.iter().filter(|plan| !plan.pending.is_empty()).map(|plan| plan.problem).collect();
@@ -147,16 +151,19 @@ pub fn measure(
     let facts = machine::facts(profile)?;
     let sensor = || machine::reading(profile);
     let runner = Runner { limit, budget, sensor: &sensor, ..Runner::new(&layout, &interrupted) };
-    let visit = runner.measure(plans, &facts, &mut Bars::default());
-    let Tally { measured, out_of_memory, not_run, not_replaced, failed, unrecorded, .. } = visit.tally;
-    let records = layout.display(&layout.records(profile));
-    let without = if unrecorded > 0 { format!(", {unrecorded} of them without a record") } else { String::new() };
-    let earlier =
-        if not_replaced > 0 { format!(" ({not_replaced} of them keep their earlier record)") } else { String::new() };
-    eprintln!(
-        "{measured} measured, {out_of_memory} out of memory, {not_run} not run{earlier}, {failed} failed{without}: {records}"
-    );
+    let mut visit = runner.measure(plans, &facts, &mut Bars::default());
+    visit.tally.leave(lost);
+    eprintln!("{}: {}", visit.tally.words(), layout.display(&layout.records(profile)));
     Ok(visit)
+}
+
+fn nothing_to_measure(plans: &[Plan], profile: Profile) -> MeasureSummary {
+    let recorded: usize = plans.iter().map(|plan| plan.record.cases.len()).sum();
+    match recorded {
+        0 => eprintln!("nothing to measure: no suite has a {profile} grid; --profile takes another"),
+        _ => eprintln!("nothing to measure: all {recorded} {profile} cases are recorded"),
+    }
+    MeasureSummary::default()
 }
 
 /// Says before the first case what git says. Where it does not end, the run's error tells it.
@@ -174,6 +181,7 @@ fn print_left(layout: &Layout, visit: &MeasureSummary, profile: Profile, argumen
     if !visit.left.is_empty() {
         eprintln!("{}", if visit.tally.interrupted { "left to measure:" } else { "the budget left out:" });
     }
+    let mut kept_earlier = false;
     for table in &visit.left {
         let PendingTable { problem, grid, pending, .. } = table;
         // Measuring has moved a record aside that cannot be read.
@@ -181,7 +189,10 @@ fn print_left(layout: &Layout, visit: &MeasureSummary, profile: Profile, argumen
         let kept = |case: &&Pending| record.as_ref().is_some_and(|file| file.case(&case.params).is_some());
         let earlier = match pending.iter().filter(kept).count() {
             0 => String::new(),
-            n => format!("; {n} of them keep their earlier record"),
+            n => {
+                kept_earlier = true;
+                format!("; {n} of them keep their earlier record")
+            }
         };
         let about = table.estimate_s().map_or(String::new(), |seconds| format!(", about {}", human_seconds(seconds)));
         eprintln!("  {problem} {profile}.{grid}: {} cases{about}{earlier}", pending.len());
@@ -195,12 +206,20 @@ fn print_left(layout: &Layout, visit: &MeasureSummary, profile: Profile, argumen
     let of = layout.subject.as_ref().map_or(String::new(), Subject::argument);
     let of = of + &arguments.subject.repeated();
     eprintln!("continue with: cs336 measure{names} --profile {profile}{budget}{limit}{of} --resume");
+    if kept_earlier && !arguments.resume {
+        eprintln!("  --resume leaves fresh cases of this type of machine as they are");
+    }
     Ok(())
 }
 
 fn dry_run(plans: &[Plan], profile: Profile) {
     for plan in plans {
         plan.unreadable.iter().for_each(|why| eprintln!("{}", indented(why, 4)));
+        if plan.left_suite > 0 {
+            let (name, left) = (plan.problem.name, plan.left_suite);
+            let what = if plan.record.cases.is_empty() { "moved aside" } else { "copied and lose them" };
+            eprintln!("{left} cases of {name} have left the suite: their record would be {what}");
+        }
         for Pending { grid, params, last_elapsed_s } in &plan.pending {
             let last = last_elapsed_s.map_or("never measured".to_string(), human_seconds);
             println!("{} {profile}.{grid} {} ({last})", plan.problem.name, short(params));
@@ -243,75 +262,6 @@ fn estimate(seconds: f64, known: usize, unknown: usize) -> String {
         (n, 0) => format!("{} for {n} cases, all measured before", human_seconds(seconds)),
         (n, m) => format!("{} for the {n} cases measured before; {m} were never measured", human_seconds(seconds)),
     }
-}
-
-/// Measures one case and prints it. It is not recorded: no suite declares it, so its record would be stale.
-fn one_case(
-    layout: &Layout,
-    problem: &'static Problem,
-    profile: Profile,
-    settings: &[String],
-    Limits { case: limit, .. }: Limits,
-) -> Result<Ended> {
-    let suite = suite::load(&layout.root, problem)?.with_context(|| format!("{} measures nothing", problem.name))?;
-    let measured = problem.measured.as_ref().context("the problem measures nothing")?;
-    let params = suite::override_case(&suite, profile, settings, problem)?;
-    watch_for_interrupt();
-    let Some(layout) = &checked(layout, &[problem])? else { return Ok(Ended::Interrupted) };
-    layout.require_graded(problem.name)?;
-    let run = open_run(&layout.root, &suite.hash, &machine::facts(profile)?, &interrupted)?;
-    let sensor = || machine::reading(profile);
-    let runner = Runner { limit, sensor: &sensor, ..Runner::new(layout, &interrupted) };
-    let mut context = MeasurementContext { problem, measured, profile, worker: Worker::new(layout), run };
-    eprintln!("{}: {}", problem.name, short(&params));
-    match runner.measure_case(&mut context, &params, &Clock::start(None))? {
-        CaseEnding::Interrupted | CaseEnding::OutOfTime => Ok(Ended::Interrupted),
-        CaseEnding::Ended(measurement) => print_case(&measurement),
-    }
-}
-
-/// The statistics on standard error, the whole row on standard output.
-fn print_case(measurement: &Measurement) -> Result<Ended> {
-    if let Some(conditions) = &measurement.conditions {
-        let describe =
-            |r: &Reading| format!("{:.0} MHz, {:.0} W, {:.0} °C", r.sm_clock_hz / 1e6, r.power_w, r.temperature_c);
-        eprintln!("  before: {}; after: {}", describe(&conditions.before), describe(&conditions.after));
-        if let Some(during) = &conditions.during {
-            let (clock, power) = (during.sm_clock_hz, during.power_w);
-            let reasons = if during.throttle.is_empty() { "nothing".into() } else { in_words(&during.throttle) };
-            eprintln!(
-                "  meanwhile: SM clock {:.0} MHz (from {:.0}), {:.0} W (to {:.0}); throttled by {reasons}",
-                clock.median / 1e6,
-                clock.min / 1e6,
-                power.median,
-                power.max
-            );
-        }
-    }
-    let Outcome::Measured { row } = &measurement.outcome else {
-        println!("{}", serde_json::to_string_pretty(&measurement.outcome)?);
-        return Ok(Ended::WithFindings);
-    };
-    each_samples(row, &mut |path, samples| {
-        if let (Unit::Seconds, Some(s)) = (samples.unit, stats::Summary::of(&samples.samples)) {
-            let spread = s.std.map_or(String::new(), |std| format!(" +- {}", human_seconds(std)));
-            eprintln!(
-                "  {path}: median {}, mean {}{spread}, n = {}",
-                human_seconds(s.median),
-                human_seconds(s.mean),
-                s.n
-            );
-        }
-        Ok(())
-    })?;
-    println!("{}", serde_json::to_string_pretty(row)?);
-    Ok(match measurement.outcome.failure() {
-        None => Ended::Well,
-        Some(error) => {
-            eprintln!("  a column failed: {error}");
-            Ended::WithFindings
-        }
-    })
 }
 
 /// The option that gives the next run the same budget; none where it was not enough for one case, as it would not be again.

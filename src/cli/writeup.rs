@@ -8,7 +8,7 @@ use super::subject::{SubjectArguments, measured_problems};
 use super::{Ended, device, interrupted, measure, profile_or_default};
 use crate::harness::answer::{RecordSet, Records};
 use crate::harness::manifest::{is_bundle, restoring};
-use crate::harness::plan::{Scope, staleness};
+use crate::harness::plan::{Plan, Scope, staleness};
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
 use crate::harness::store::{Layout, dangling};
@@ -50,12 +50,14 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
         let profile = profile_or_default(arguments.profile);
         // The report names the faults of the others.
         let (plans, _) = measure::plans(layout, &problems, profile, Scope::Outdated);
-        if plans.iter().any(|plan| !plan.pending.is_empty()) {
+        if !plans.iter().all(Plan::is_done) {
             println!("{}, from the existing records", build(layout)?.0);
-            println!(
-                "measuring this machine now: {}; Ctrl-C keeps this report and all finished cases",
-                measure::describe(&plans)
-            );
+            if plans.iter().any(|plan| !plan.pending.is_empty()) {
+                println!(
+                    "measuring this machine now: {}; Ctrl-C keeps this report and all finished cases",
+                    measure::describe(&plans)
+                );
+            }
             let measured = measure::measure(layout, &plans, profile, Scope::Outdated, measure::Limits::default())?;
             end_at_an_interrupt();
             if measured.tally.interrupted || interrupted() {

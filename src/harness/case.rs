@@ -16,7 +16,8 @@ use super::samples::check_times;
 use super::schedule::Clock;
 use super::store::Layout;
 use super::subject::{MORE_MEMORY, Subject, SubjectCheck};
-use super::worker::{Ending, Job, Reply, Worker};
+use super::worker::{Ending, Job, Reply, Worker, outcome_of};
+use crate::error::Fault;
 use crate::printable::printable;
 
 /// Time limit of one case if the user sets none.
@@ -71,6 +72,12 @@ impl<'a> Runner<'a> {
     ///
     /// If the device is still throttled, the second measurement is kept, with the throttle reasons of both.
     pub fn measure_case(&self, context: &mut MeasurementContext, params: &Value, clock: &Clock) -> Result<CaseEnding> {
+        // Also of a case that a GPU's machine runs on its processor.
+        if context.profile == Profile::Gpu && context.run.machine.gpus.is_empty() {
+            let outcome = outcome_of(Fault::NotAvailable { needs: "a CUDA GPU".into(), has: "none".into() });
+            let (conditions, busy_processors, elapsed) = (None, None, Duration::ZERO);
+            return Ok(CaseEnding::Ended(Box::new(Measurement { outcome, conditions, busy_processors, elapsed })));
+        }
         let first = match self.attempt(context, params, clock)? {
             CaseEnding::Ended(first) => first,
             other => return Ok(other),

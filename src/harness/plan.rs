@@ -34,6 +34,8 @@ pub struct Plan<'a> {
     pub record: RecordFile,
     /// Why the file of the present record cannot be used, and what to do; every case is then pending.
     pub unreadable: Option<String>,
+    /// How many cases of the record's file are no longer in the suite.
+    pub left_suite: usize,
     pub pending: Vec<Pending>,
     /// [`code_hashes`] when the plan was made, which is before a subject's code is checked.
     pub code: BTreeMap<String, String>,
@@ -48,6 +50,11 @@ pub struct Pending {
 }
 
 impl Plan<'_> {
+    /// Whether the record's file, if there is one, holds the suite's cases and no others.
+    pub fn is_done(&self) -> bool {
+        self.pending.is_empty() && self.left_suite == 0 && self.unreadable.is_none()
+    }
+
     /// Seconds that the pending cases took last time, and how many cases have no known time.
     pub fn estimate(&self) -> (f64, usize) {
         let known = self.pending.iter().filter_map(|p| p.last_elapsed_s);
@@ -56,17 +63,18 @@ impl Plan<'_> {
     }
 }
 
-/// Selects the cases of `scope`; `None` if the problem measures nothing under this profile.
+/// Selects the cases of `scope`; `None` if the problem measures nothing under this profile and has no record of it.
 pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: Scope<'_>) -> Result<Option<Plan<'a>>> {
     let (Some(measured), Some(suite)) = (&problem.measured, load(&layout.root, problem)?) else { return Ok(None) };
-    if suite.cases(profile).next().is_none() {
-        return Ok(None);
-    }
     let why_stale = staleness(layout, problem, &suite, profile)?;
     let (old, unreadable) = match layout.read_local(profile, problem) {
         Ok(old) => (old, None),
         Err(error) => (None, Some(format!("{error:#}"))),
     };
+    // Of a record that is there, the cases have left the suite.
+    if suite.cases(profile).next().is_none() && old.is_none() && unreadable.is_none() {
+        return Ok(None);
+    }
     let mut record = old.unwrap_or_else(|| RecordFile::new(problem.name, profile));
     // Only used for an estimate. Commands that need the figures report an unreadable accepted record.
     let accepted = layout.read_accepted(profile, problem).ok().flatten();
@@ -91,9 +99,11 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
         }
     }
     drop(why_stale);
+    let before = record.cases.len();
     record.retain(|case| suite.cases(profile).any(|(_, params)| params == &case.params));
+    let left_suite = before - record.cases.len();
     let code = code_hashes(layout, measured, profile)?;
-    Ok(Some(Plan { problem, measured, profile, suite, record, unreadable, pending, code }))
+    Ok(Some(Plan { problem, measured, profile, suite, record, unreadable, left_suite, pending, code }))
 }
 
 /// Returns a function from a recorded case to the reason why it is stale, or `None` if it is fresh. Kernel files are

@@ -1,8 +1,9 @@
 //! Measuring: runs the checks, then measures case by case and table by table, optionally within a time budget.
 
+use std::fs;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, bail, ensure};
+use anyhow::{Result, bail, ensure};
 
 use super::answer::machines::ran_elsewhere;
 use super::case::{CaseEnding, Measurement, MeasurementContext, Runner};
@@ -46,8 +47,8 @@ pub struct Tally {
     pub measured: usize,
     pub out_of_memory: usize,
     pub not_run: usize,
-    /// Of those not run, the ones whose earlier record stays.
-    pub not_replaced: usize,
+    /// Of those not run, the ones that leave the record as it is.
+    pub not_recorded: usize,
     pub failed: usize,
     /// Of the failed ones, those that a refused problem left unmeasured.
     pub unrecorded: usize,
@@ -65,14 +66,25 @@ struct Session<'a> {
     has_copy: bool,
 }
 
-/// Before the plans are measured: moves the records aside that cannot be read, and says of each where it is.
-pub fn move_unreadable(layout: &Layout, plans: &[Plan], say: impl Fn(String)) -> Result<()> {
-    for plan in plans {
-        if let Some(why) = &plan.unreadable {
-            let path = layout.local(plan.profile, plan.problem.name);
-            say(format!("{}\n  {}", indented(why, 4), layout.set_aside(&path, "unreadable")?));
-        }
+/// Before the plan is measured: moves a record aside that cannot be read, and takes the cases out of another that have left the
+/// suite, after a copy of it is kept. Says where that is.
+pub fn tidy_record(layout: &Layout, plan: &Plan, say: impl Fn(String)) -> Result<()> {
+    let path = layout.local(plan.profile, plan.problem.name);
+    if let Some(why) = &plan.unreadable {
+        say(format!("{}\n  {}", indented(why, 4), layout.set_aside(&path, "unreadable")?));
     }
+    if plan.left_suite == 0 {
+        return Ok(());
+    }
+    let kept = if plan.record.cases.is_empty() {
+        layout.set_aside(&path, "earlier")?
+    } else {
+        let copy = layout.keep_copy(&path, "earlier", &read_text(&path)?)?;
+        // Each try would leave another one.
+        write_atomically(&path, plan.record.to_json()?.as_bytes()).inspect_err(|_| drop(fs::remove_file(&copy)))?;
+        format!("their record is kept as {}", layout.display(&copy))
+    };
+    say(format!("{} cases of {} have left the suite; {kept}", plan.left_suite, plan.problem.name));
     Ok(())
 }
 
@@ -141,7 +153,7 @@ impl Runner<'_> {
                     progress.case_ended(pending, &measurement.outcome, measurement.elapsed);
                     let mut counted = summary.tally.with(&measurement.outcome);
                     let is_recorded = self.keep(session, pending, *measurement, progress)?;
-                    counted.not_replaced += usize::from(!is_recorded);
+                    counted.not_recorded += usize::from(!is_recorded);
                     summary.tally = counted;
                     session.context.iter_mut().for_each(|context| context.worker.clean_up(self.interrupted));
                 }
@@ -189,7 +201,8 @@ impl Runner<'_> {
     }
 
     /// Adds one measured case to the record and writes the record. What somebody else has put in its place is moved aside, and what
-    /// another type of machine measured is copied. False if the case did not run here and the record has how it ran before.
+    /// another type of machine measured is copied. False if the case cannot run here, and the record has how it ran before or is
+    /// of another type of machine.
     fn keep(
         &self,
         session: &mut Session,
@@ -203,19 +216,22 @@ impl Runner<'_> {
         require_same_code(self.layout, &session.plan, run)?;
         let plan = &mut session.plan;
         let path = self.layout.local(plan.profile, plan.problem.name);
-        if let Some(earlier) = plan.record.case(&pending.params) {
-            let is_not_run = |outcome: &Outcome| matches!(outcome, Outcome::NotRun { .. });
-            if is_not_run(&measurement.outcome) && !is_not_run(&earlier.outcome) {
-                return Ok(false);
-            }
-            if !session.has_copy && ran_elsewhere(&plan.record, earlier, &run.machine) {
-                let text = session.on_disk.as_deref().context("cases of a record without a file")?;
-                let kept = self.layout.keep_copy(&path, "elsewhere", text)?;
-                let name = plan.problem.name;
-                progress
-                    .noticed(&format!("another type of machine measured {name}, and this one does so again; {kept}"));
-                session.has_copy = true;
-            }
+        let earlier = plan.record.case(&pending.params);
+        let ran = |case: &CaseRecord| !matches!(case.outcome, Outcome::NotRun { .. });
+        let is_elsewhere = |case: &CaseRecord| ran_elsewhere(&plan.record, case, &run.machine);
+        if matches!(measurement.outcome, Outcome::NotRun { .. })
+            && (earlier.is_some_and(ran) || plan.record.cases.iter().any(is_elsewhere))
+        {
+            return Ok(false);
+        }
+        let needs_copy = !session.has_copy && earlier.is_some_and(is_elsewhere);
+        if let Some(text) = session.on_disk.as_deref().filter(|_| needs_copy) {
+            let (kept, name) = (self.layout.keep_copy(&path, "elsewhere", text)?, plan.problem.name);
+            progress.noticed(&format!(
+                "another type of machine measured {name}, and this one does so again; its record is kept as {}",
+                self.layout.display(&kept)
+            ));
+            session.has_copy = true;
         }
         let names = (plan.measured.kernels_of)(&pending.params);
         let mut of_case = plan.code.clone();
@@ -268,12 +284,23 @@ impl<'a> Session<'a> {
 }
 
 impl Tally {
+    /// "3 measured, 0 out of memory, 0 not run, 0 failed".
+    pub fn words(&self) -> String {
+        let Self { measured, out_of_memory, not_run, not_recorded, failed, unrecorded, .. } = self;
+        let some = |count: &usize, words: String| if *count > 0 { words } else { String::new() };
+        let without_trace = some(not_recorded, format!(" ({not_recorded} of them leave the record as it is)"));
+        let without = some(unrecorded, format!(", {unrecorded} of them without a record"));
+        format!(
+            "{measured} measured, {out_of_memory} out of memory, {not_run} not run{without_trace}, {failed} failed{without}"
+        )
+    }
+
     fn cases(&self) -> usize {
         self.measured + self.out_of_memory + self.not_run + self.failed
     }
 
     /// Counts cases that are not measured, since their problem is refused.
-    fn leave(&mut self, cases: usize) {
+    pub fn leave(&mut self, cases: usize) {
         self.failed += cases;
         self.unrecorded += cases;
     }

@@ -139,11 +139,11 @@ impl Layout {
         Ok(format!("moved {from} to {shown}"))
     }
 
-    /// Writes the text of a record that is `how` to a free name beside it. Returns a sentence that says where the copy is.
-    pub fn keep_copy(&self, path: &Path, how: &str, text: &str) -> Result<String> {
+    /// Writes the text of a record that is `how` to a free name beside it, which is returned.
+    pub fn keep_copy(&self, path: &Path, how: &str, text: &str) -> Result<PathBuf> {
         let to = free_names_beside(path, how).next().context("there are endlessly many names")?;
         write_atomically(&to, text.as_bytes())?;
-        Ok(format!("their record is kept as {}", self.display(&to)))
+        Ok(to)
     }
 
     /// SHA-256 of the code in `kernels/<name>`, followed by every file of `kernels/lib` that it includes directly or

@@ -293,7 +293,7 @@ fn perform_measure(problem: &Problem, profile: Profile, params: &Value, subject:
     }
 }
 
-fn outcome_of(fault: Fault) -> Outcome {
+pub(super) fn outcome_of(fault: Fault) -> Outcome {
     match fault {
         Fault::OutOfMemory { requested_bytes, message } => {
             Outcome::OutOfMemory { requested_bytes, predicted_bytes: None, message }

@@ -1,6 +1,10 @@
 //! Files that somebody changes while they are measured: a record, the code that a run names, the program.
 
-use super::interruption::{MEASURE, cases, require_intact, set_cases, wait_for_cases, worker_of};
+use std::os::unix::fs::PermissionsExt as _;
+
+use super::interruption::{
+    MEASURE, cases, permissions_bind, require_intact, set_cases, through_shell, wait_for_cases, worker_of,
+};
 use super::*;
 
 /// A measurement of eight slow cases, of which two are recorded.
@@ -119,9 +123,8 @@ fn a_record_of_another_type_of_machine_is_copied_before_the_first_of_its_cases_i
     let said = resumed(&["--budget", "1s"]);
     assert!(said.contains("0 measured") && !copy.exists(), "{said}");
     let said = resumed(&[]);
-    let words = format!(
-        "another type of machine measured {PROBLEM}, and this one does so again; their record is kept as {name}"
-    );
+    let words =
+        format!("another type of machine measured {PROBLEM}, and this one does so again; its record is kept as {name}");
     assert!(said.contains(&words) && said.contains("2 measured"), "{said}");
     assert_eq!(fs::read_to_string(copy).unwrap(), record.to_string());
     assert!(!again.exists(), "one copy holds both cases");
@@ -129,28 +132,75 @@ fn a_record_of_another_type_of_machine_is_copied_before_the_first_of_its_cases_i
     assert!(runs.len() == 1 && runs[0].machine.cores as u64 + 1 == cores, "{runs:?}");
 }
 
+#[test]
+fn cases_that_have_left_the_suite_leave_the_record_and_a_copy_of_it_is_kept() {
+    let tree = Tree::new();
+    let measured = |options: &[&str]| output_text(&tree.command(MEASURE).args(options).output().unwrap());
+    let count = || tree.layout().read_local(Profile::Cpu, problem()).unwrap().map(|record| record.cases.len());
+    let copy = |end: &str| fs::read_to_string(tree.record_path().with_extension(format!("json.earlier{end}")));
+    set_cases(&tree, 2..5);
+    measured(&[]);
+    let three = fs::read_to_string(tree.record_path()).unwrap();
+    set_cases(&tree, 2..4);
+    let said = measured(&["--resume"]);
+    let words =
+        format!("1 cases of {PROBLEM} have left the suite; their record is kept as report/records/cpu/{PROBLEM}");
+    assert!(said.contains(&words) && said.contains("nothing to measure: all 2 cpu cases"), "{said}");
+    assert_eq!((count(), copy("").unwrap()), (Some(2), three));
+    let two = fs::read_to_string(tree.record_path()).unwrap();
+    set_cases(&tree, 7..8);
+    let said = measured(&["--resume"]);
+    assert!(said.contains(&format!("2 cases of {PROBLEM} have left the suite; moved ")), "{said}");
+    assert_eq!((count(), copy("-2").unwrap()), (Some(1), two));
+    let suite = fs::read_to_string(tree.path(format!("suites/{PROBLEM}.toml"))).unwrap();
+    tree.suite(&suite.replace("[cpu.", "[gpu."));
+    let said = measured(&["--resume"]);
+    assert!(said.contains(&format!("1 cases of {PROBLEM} have left the suite; moved ")) && count().is_none(), "{said}");
+    assert!(measured(&["--resume"]).contains("nothing to measure: no suite has a cpu grid"));
+}
+
+/// It lies behind a link in a folder that cannot be written.
+#[test]
+fn a_record_that_cannot_lose_its_left_cases_stays_whole_and_costs_its_problem_alone() {
+    let tree = Tree::new();
+    set_cases(&tree, 2..5);
+    assert!(tree.command(MEASURE).status().unwrap().success());
+    let (folder, record) = (tree.path("read-only"), tree.record_path());
+    fs::create_dir(&folder).unwrap();
+    fs::rename(&record, folder.join("record")).unwrap();
+    std::os::unix::fs::symlink(folder.join("record"), &record).unwrap();
+    let before = fs::read_to_string(&record).unwrap();
+    let set_mode = |mode| fs::set_permissions(&folder, fs::Permissions::from_mode(mode)).unwrap();
+    set_mode(0o555);
+    set_cases(&tree, 2..4);
+    let output = through_shell(&tree, permissions_bind(), &[MEASURE, &["--resume"]].concat()).output().unwrap();
+    set_mode(0o755);
+    let said = output_text(&output);
+    assert!(!output.status.success() && said.contains(&format!("{PROBLEM} is not measured: ")), "{said}");
+    assert!(said.contains("1 failed, 1 of them without a record"), "{said}");
+    assert_eq!(fs::read_to_string(&record).unwrap(), before);
+    assert!(!record.with_extension("json.earlier").exists(), "a copy of what is there is left");
+}
+
 /// As on a login node beside records that a GPU's machine made.
 #[test]
-fn a_machine_that_cannot_run_a_case_leaves_its_earlier_record_alone() {
+fn a_machine_that_cannot_run_a_case_leaves_the_record_of_another_one_alone() {
     let tree = Tree::new();
     let accepted = Layout::at(env!("CARGO_MANIFEST_DIR").into()).accepted(Profile::Gpu, PROBLEM);
     let local = tree.layout().local(Profile::Gpu, PROBLEM);
     fs::create_dir_all(local.parent().unwrap()).unwrap();
     let mut record: Value = serde_json::from_str(&fs::read_to_string(accepted).unwrap()).unwrap();
-    // A stale one, and one that no machine has run.
+    // A stale one, and a missing one.
     let cases = record["cases"].as_array_mut().unwrap();
     cases[0]["revision"] = 0.into();
     cases.pop().unwrap();
-    let recorded = cases.len();
-    for options in [&["--resume"][..], &[]] {
+    let suite = cases.len() + 1;
+    for (options, planned) in [(&["--resume"][..], 2), (&[], suite)] {
         fs::write(&local, record.to_string()).unwrap();
         let mut command = tree.command(&["measure", PROBLEM, "--profile", "gpu"]);
         let said = output_text(&command.args(options).env("CUDA_VISIBLE_DEVICES", "").output().unwrap());
-        let kept = if options.is_empty() { recorded } else { 1 };
-        let words = format!("{} not run ({kept} of them keep their earlier record)", kept + 1);
+        let words = format!("{planned} not run ({planned} of them leave the record as it is), 0 failed");
         assert!(said.contains(&words), "{said}");
-        let now: Value = serde_json::from_str(&fs::read_to_string(&local).unwrap()).unwrap();
-        let [now, before] = [&now, &record].map(|record| record["cases"].as_array().unwrap());
-        assert_eq!((now.len(), &now[..recorded]), (recorded + 1, &before[..]), "{said}");
+        assert_eq!(fs::read_to_string(&local).unwrap(), record.to_string());
     }
 }

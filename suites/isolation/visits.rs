@@ -11,10 +11,10 @@ use cs336::harness::conditions::{Conditions, Reading, Throttle};
 use cs336::harness::plan::{Scope, plan};
 use cs336::harness::provenance::machine;
 use cs336::harness::record::{Outcome, Profile};
-use cs336::harness::run::MeasureSummary;
+use cs336::harness::run::{MeasureSummary, Tally};
 use cs336::harness::store::Layout;
 
-use super::{Notes, TEST_REGISTRY, in_time, measure, record, runner, tree, tree_of, visit};
+use super::{Notes, TEST_REGISTRY, facts, in_time, measure, record, runner, tree, tree_of, visit};
 
 type Test = (&'static str, fn() -> Result<()>);
 
@@ -29,6 +29,7 @@ pub const TESTS: &[Test] = &[
     ("a_budget_bounds_the_running_case", a_budget_bounds_the_running_case),
     ("a_case_too_long_for_the_budget_is_not_begun", a_case_too_long_for_the_budget_is_not_begun),
     ("records_copied_to_a_fresh_tree_are_resumed", records_copied_to_a_fresh_tree_are_resumed),
+    ("without_a_gpu_no_case_of_the_gpu_profile_runs", without_a_gpu_no_case_of_the_gpu_profile_runs),
     ("a_worker_is_cleaned_up_between_cases", a_worker_is_cleaned_up_between_cases),
     ("a_worker_that_cannot_be_cleaned_up_is_replaced", a_worker_that_cannot_be_cleaned_up_is_replaced),
 ];
@@ -148,6 +149,15 @@ fn records_copied_to_a_fresh_tree_are_resumed() -> Result<()> {
     ensure!(notes.cases == ["dawdles", "fails"], "{:?}", notes.cases);
     let record = record(&fresh)?;
     ensure!(record.cases.len() == 4 && record.runs.len() == 2, "{record:?}");
+    Ok(())
+}
+
+/// Also one that needs none, as ranks on the processors of the GPU's machine.
+fn without_a_gpu_no_case_of_the_gpu_profile_runs() -> Result<()> {
+    let (_folder, layout) = tree_of("actions", "[gpu.all]\naction = [\"works\", \"fails\"]\n")?;
+    let Some(plan) = plan(&layout, &TEST_REGISTRY[0], Profile::Gpu, Scope::All)? else { bail!("no plan") };
+    let tally = runner(&layout).measure(vec![plan], &facts(), &mut Notes::default()).tally;
+    ensure!(tally == Tally { not_run: 2, ..Tally::default() }, "{tally:?}");
     Ok(())
 }
 
