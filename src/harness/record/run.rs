@@ -80,7 +80,7 @@ impl RecordFile {
         for run in &self.runs {
             run.acceptable()?;
             let has_device = self.profile == Profile::Cpu || !run.machine.gpus.is_empty();
-            ensure!(has_device, "run {} does not say on which GPU it ran; measure again", run.id);
+            ensure!(has_device, "run {} had no GPU; measure on a machine that has one", run.id);
         }
         Ok(())
     }

@@ -288,5 +288,5 @@ fn a_run_that_names_no_machine_is_not_accepted() {
     }
     let of_gpu = RecordFile { profile: Profile::Gpu, runs: vec![run("r1")], ..file(vec![]) };
     let said = of_gpu.require_acceptable_runs().unwrap_err().to_string();
-    assert!(said.contains("on which GPU it ran"), "{said}");
+    assert!(said.contains("had no GPU; measure on a machine that has one"), "{said}");
 }
