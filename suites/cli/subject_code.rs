@@ -77,6 +77,11 @@ fn a_package_is_found_where_the_subject_has_pytest_find_it_and_its_place_is_name
     fs::write(folder.join("pyproject.toml"), format!("{project}\n{settings}")).unwrap();
     let (name, status, words) = first_check();
     assert_eq!((name.as_str(), status.as_str()), ("official_protocol", "passed"), "{words}");
+    fs::write(folder.join("pyproject.toml"), format!("{project}\n{settings}[tool.black\n")).unwrap();
+    let (_, _, words) = first_check();
+    let why = "it lies in src, and pyproject.toml, which may name that, cannot be read: ";
+    assert!(words.contains(why) && !words.contains("add pythonpath"), "{words}");
+    fs::write(folder.join("pyproject.toml"), format!("{project}\n{settings}")).unwrap();
     fs::remove_file(folder.join("src/cs336_systems/flash.py")).unwrap();
     let (_, _, words) = first_check();
     assert!(words.contains("needs the module cs336_systems.flash, which cs336_systems does not hold"), "{words}");

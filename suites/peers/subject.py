@@ -79,6 +79,17 @@ def pythonpath(folder: Path) -> list[Path]:
     return []
 
 
+def unparsed(file: Path) -> str | None:
+    """Why a file that is there is no TOML."""
+    try:
+        tomllib.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, RecursionError) as error:
+        return text_of(error)
+    return None
+
+
 def is_found(module: str) -> bool:
     # A module that was imported may have no specification.
     with contextlib.suppress(ImportError, ValueError):
@@ -228,6 +239,8 @@ class Subject:
         own = next((path.parent for ending in ["", ".py"] for path in self.folder.glob(f"*/{module}{ending}")), None)
         if own is not None:
             folder = own.relative_to(self.folder)
+            if (why := unparsed(self.folder / "pyproject.toml")) is not None:
+                return f"{lacks}; it lies in {folder}, and pyproject.toml, which may name that, cannot be read: {why}"
             adds = f'pythonpath = ["{folder}"] to [tool.pytest.ini_options] in pyproject.toml'
             return f"{lacks}; it lies in {folder}: add {adds}{other}"
         if module in STARTER_CODE:
