@@ -81,9 +81,25 @@ impl Interconnect {
         let fastest =
             all.flat_map(|probe| probe.seconds.iter().map(move |seconds| factor * probe.bytes as f64 / seconds));
         let fastest_bus_bytes_per_s = fastest.fold(0.0, f64::max);
-        let medians: Vec<_> = points.iter().map(|p| (p.bytes as f64, median(&p.time.last_rank.samples))).collect();
-        let (overhead_s, bytes_per_s) = fit(&medians)?;
+        let (overhead_s, bytes_per_s) = fit(&medians(&points))?;
         Ok(Self { points, overhead_s, bytes_per_s, fastest_bus_bytes_per_s })
+    }
+
+    /// Errors: the probes are not of the sizes for gradients of `gradient_bytes`, or the line is not that of their times.
+    pub fn validate(&self, gradient_bytes: u64) -> Result<()> {
+        let (found, expected): (Vec<_>, Vec<_>) =
+            (self.points.iter().map(|point| point.bytes).collect(), sizes(gradient_bytes).collect());
+        ensure!(found == expected, "the link was probed with {found:?} bytes, and is with {expected:?}");
+        let (overhead_s, bytes_per_s) = fit(&medians(&self.points))?;
+        // A record's times are rounded.
+        let is_near = |found: f64, expected: f64| (found - expected).abs() <= 0.01 * expected + 1e-7;
+        ensure!(
+            is_near(self.overhead_s, overhead_s) && is_near(self.bytes_per_s, bytes_per_s),
+            "the link has {:e} s a call and {:e} B/s, and by its probes {overhead_s:e} and {bytes_per_s:e}",
+            self.overhead_s,
+            self.bytes_per_s
+        );
+        Ok(())
     }
 
     /// The least time in which `bus_bytes` can be communicated, by the fastest probe.
@@ -93,6 +109,11 @@ impl Interconnect {
         const MARGIN: f64 = 1.25;
         bus_bytes / (MARGIN * self.fastest_bus_bytes_per_s)
     }
+}
+
+/// The size of each probe and the median of its times.
+fn medians(points: &[ProbePoint]) -> Vec<(f64, f64)> {
+    points.iter().map(|point| (point.bytes as f64, median(&point.time.last_rank.samples))).collect()
 }
 
 /// o and w of t = o + S / w by least squares of the relative errors, so that small and large sums have equal weight. o is

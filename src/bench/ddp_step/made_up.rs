@@ -20,13 +20,18 @@ pub fn row(strategies: &[Times], pytorch_s: Option<f64>) -> Value {
         .iter()
         .map(|&(name, step, communication, tail)| (name.into(), column(step, communication, tail)))
         .collect();
-    let point = |bytes: u64| json!({"bytes": bytes, "time": timing(&[0.01 + bytes as f64 / 1e9])});
-    let points = [1_000_000, 10_000_000, 1_000_000_000].map(point);
     json!({
         "parameters": 250_000_000, "gradient_bytes": 1_000_000_000,
-        "link": {"points": points, "overhead_s": 0.01, "bytes_per_s": 1e9, "fastest_bus_bytes_per_s": 1e9},
+        "link": link([1_000_000, 10_000_000, 1_000_000_000]),
         "single": timing(&[1.0]), "strategies": columns, "pytorch_ddp": pytorch_s.map(|t| timing(&[t])), "software": null,
     })
+}
+
+/// A link that carries 1 GB/s after 10 ms, probed with sums of these bytes.
+pub fn link(probed: impl IntoIterator<Item = u64>) -> Value {
+    let point = |bytes: u64| json!({"bytes": bytes, "time": timing(&[0.01 + bytes as f64 / 1e9])});
+    let points: Vec<Value> = probed.into_iter().map(point).collect();
+    json!({"points": points, "overhead_s": 0.01, "bytes_per_s": 1e9, "fastest_bus_bytes_per_s": 1e9})
 }
 
 fn column(step: f64, communication: f64, tail: f64) -> Value {

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use self::from_python::FromPython;
 use self::on_rank::{Input, Output, StepOutput};
-use super::all_reduce::RankTimes;
+use super::all_reduce::{RankTimes, bus_factor};
 use super::interconnect::{Interconnect, Probe};
 use super::peer::Software;
 use super::training_step::require_parameters;
@@ -87,16 +87,43 @@ pub struct Row {
     pub software: Option<Software>,
 }
 
+/// Every gradient, and every parameter in up to twice as many bytes a value.
+const MOST_SENT: u64 = 3;
+
 impl Row {
-    /// Errors: the row is of another model than `params`, or a strategy sends less than all of its gradients.
+    /// Errors: the row is of another model than `params`; a strategy sends less than all of its gradients, or more than any sends;
+    /// its calls, its overlap or what its links carry are impossible; the link's line is not that of its probes.
     pub fn validate(&self, params: &Params) -> Result<()> {
         require_parameters(self.parameters, &params.config())?;
         let (found, expected) = (self.gradient_bytes, params.gradient_bytes());
         ensure!(found == expected, "the gradients are {found} bytes, and those of the case's model {expected}");
-        for (name, StrategyColumn { bytes, .. }) in &self.strategies {
+        let tensors = params.config().parameter_shapes().count() as u64;
+        let n = params.world_size as f64;
+        for (name, column) in &self.strategies {
+            let StrategyColumn { bytes, calls, bus_bytes, .. } = column;
             ensure!(*bytes >= expected, "{name} sends {bytes} bytes, fewer than the {expected} of the gradients");
+            let most = MOST_SENT * expected;
+            ensure!(
+                *bytes <= most,
+                "{name} sends {bytes} bytes, more than {MOST_SENT} times the {expected} of the gradients"
+            );
+            ensure!(
+                (1..=2 * tensors).contains(calls),
+                "{name} makes {calls} calls, must be one to two for each of the {tensors} tensors"
+            );
+            let (found, expected) = (column.overlap, overlap(column.tail.sum(), column.communication.sum()));
+            ensure!(
+                (found - expected).abs() < 0.01,
+                "{name} hides {found} of its communication, by its times {expected}"
+            );
+            // From a gather or a scatter to a sum.
+            let [least, most] = [(n - 1.0) / n, bus_factor(params.world_size)].map(|factor| factor * *bytes as f64);
+            ensure!(
+                (0.999 * least..=1.001 * most).contains(bus_bytes),
+                "{name}'s links carry {bus_bytes} bytes, and for the {bytes} that it sends {least} to {most}"
+            );
         }
-        Ok(())
+        self.link.validate(expected)
     }
 }
 
@@ -126,6 +153,13 @@ pub struct OverRanks {
     /// For each step, the mean over the ranks.
     pub mean: Samples,
     pub by_rank: Vec<Samples>,
+}
+
+impl OverRanks {
+    /// Seconds of all steps, of the mean rank.
+    fn sum(&self) -> f64 {
+        self.mean.samples.iter().sum()
+    }
 }
 
 /// The strategies to measure, and their comparisons.

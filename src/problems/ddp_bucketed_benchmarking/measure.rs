@@ -94,6 +94,7 @@ mod tests {
 
     use super::*;
     use crate::bench::ddp_step::made_up;
+    use crate::bench::interconnect;
     use crate::harness::problem::Measured;
 
     #[test]
@@ -103,6 +104,7 @@ mod tests {
         let mut steps = made_up::row(&[], None);
         let (bytes, parameters) = (params(false).gradient_bytes(), params(false).config().num_parameters());
         (steps["gradient_bytes"], steps["parameters"]) = (bytes.into(), parameters.into());
+        steps["link"] = made_up::link(interconnect::sizes(bytes));
         let row = json!({"steps": steps, "model": {"predicted_overhead_s": 1.0, "best": null}});
         (measured.check_row)(&json!(params(false)), &row).unwrap();
         let said = format!("{:#}", (measured.check_row)(&json!(params(true)), &row).unwrap_err());

@@ -67,6 +67,14 @@ impl Measure for AllReduce {
     type Row = Row;
     const REVISION: u32 = 1;
 
+    fn validate_row(params: &Params, row: &Row) -> Result<()> {
+        let (found, expected) = (row.bytes, params.bytes());
+        ensure!(found == expected, "each rank holds {found} bytes, and by the case's parameters {expected}");
+        let (found, expected) = (row.bus_factor, bus_factor(params.world_size));
+        ensure!((found - expected).abs() < 1e-9, "the bus factor is {found}, and of this number of ranks {expected}");
+        Ok(())
+    }
+
     fn validate(params: &Params) -> Result<()> {
         let Params { world_size, size_mb, .. } = *params;
         ensure!(

@@ -72,6 +72,8 @@ impl Measure for Sharding {
             ensure!(found == expected, "under {scheme} the memory of {found} ranks is there, of {expected}");
             ranks.iter().try_for_each(|rank| rank.validate(all)).with_context(|| format!("under {scheme}"))?;
             let owned: u64 = ranks.iter().map(|rank| rank.owned_values).sum();
+            let most = ranks.iter().map(|rank| rank.owned_values).max().unwrap_or_default();
+            ensure!(most <= 2 * all, "under {scheme}, a rank keeps state for {most} values, of {all} parameters");
             ensure!(owned >= all, "under {scheme}, the ranks keep state for {owned} of {all} parameters");
         }
         Ok(())
