@@ -13,7 +13,7 @@ use crate::attention::ImplementationName;
 use crate::bench::all_reduce::RankTimes;
 use crate::bench::peer::{Software, TorchPeer};
 use crate::bench::training_step::{self, Execution, StepPass, handout};
-use crate::collective::ranks::{Launch, MAX_WORLD_SIZE, RankTask, launch, parse_input};
+use crate::collective::ranks::{Launch, RankTask, launch, parse_input, validate_world_size};
 use crate::collective::{Backend, Op, Shared};
 use crate::harness::samples::Work;
 use crate::model::sizes::VOCAB_SIZE;
@@ -134,10 +134,7 @@ impl Params {
     pub fn validate(&self) -> Result<()> {
         self.config().validate_with_batch(self.batch_size)?;
         let Self { world_size, rounds, warmup, iterations, .. } = *self;
-        ensure!(
-            (2..=MAX_WORLD_SIZE).contains(&world_size),
-            "world_size is {world_size}: it must lie in 2..{MAX_WORLD_SIZE}"
-        );
+        validate_world_size(world_size)?;
         for (key, value) in [("rounds", rounds), ("warmup", warmup), ("iterations", iterations)] {
             ensure!((1..=1000).contains(&value), "{key} is {value}: it must lie in 1..1000");
         }

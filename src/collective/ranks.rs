@@ -112,6 +112,13 @@ impl<'a> Launch<'a> {
 /// The most ranks of a launch; a larger number is a mistake or a hostile case file.
 pub const MAX_WORLD_SIZE: usize = 16;
 
+/// Rejects a suite's `world_size` with which no ranks communicate, or too many.
+pub fn validate_world_size(world_size: usize) -> Result<()> {
+    let several = 2..=MAX_WORLD_SIZE;
+    ensure!(several.contains(&world_size), "world_size is {world_size}: it must lie in 2..{MAX_WORLD_SIZE}");
+    Ok(())
+}
+
 static PROGRAM: OnceLock<PathBuf> = OnceLock::new();
 
 /// Sets the `cs336` program to re-execute; only the first call of a process has an effect.

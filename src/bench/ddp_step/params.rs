@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use crate::attention::ImplementationName;
 use crate::bench::training_step::{self, Execution, StepPass, handout, total_work};
 use crate::collective::Backend;
-use crate::collective::ranks::MAX_WORLD_SIZE;
+use crate::collective::ranks::validate_world_size;
 use crate::harness::samples::Work;
 use crate::model::{Config, Precision, SizeName};
 
@@ -64,10 +64,7 @@ impl Params {
     pub fn validate(&self) -> Result<()> {
         self.config().validate_with_batch(self.batch_size)?;
         let Self { world_size, rounds, warmup, steps, bucket_size_mb, .. } = *self;
-        ensure!(
-            (2..=MAX_WORLD_SIZE).contains(&world_size),
-            "world_size is {world_size}: it must lie in 2..{MAX_WORLD_SIZE}"
-        );
+        validate_world_size(world_size)?;
         for (key, value) in [("rounds", rounds), ("warmup", warmup), ("steps", steps)] {
             ensure!((1..=1000).contains(&value), "{key} is {value}: it must lie in 1..1000");
         }

@@ -10,7 +10,7 @@ use crate::bench::all_reduce::{RankTimes, bus_factor};
 use crate::bench::interleave::Turns;
 use crate::bench::peer::Software;
 use crate::collective::Backend;
-use crate::collective::ranks::{Launch, MAX_WORLD_SIZE, launch};
+use crate::collective::ranks::{Launch, launch, validate_world_size};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
 use crate::harness::samples::Work;
@@ -77,10 +77,7 @@ impl Measure for AllReduce {
 
     fn validate(params: &Params) -> Result<()> {
         let Params { world_size, size_mb, .. } = *params;
-        ensure!(
-            (2..=MAX_WORLD_SIZE).contains(&world_size),
-            "world_size is {world_size}: it must lie in 2..{MAX_WORLD_SIZE}"
-        );
+        validate_world_size(world_size)?;
         ensure!((1..=16_000).contains(&size_mb), "size_mb is {size_mb}: it must lie in 1..16000");
         params.turns().validate()
     }

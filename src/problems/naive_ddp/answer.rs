@@ -54,21 +54,22 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     Ok(answer)
 }
 
-/// How each fault of rank 1 ended.
+/// How each fault of the last rank ended.
 fn fault_table(set: &RecordSet, cases: &[FaultCase]) -> Result<Table> {
     let table = Table::of(cases)
-        .text("rank 1", |case| does(case.params.fault))
+        .text("last rank", |case| does(case.params.fault))
+        .right("of ranks", |case| case.params.world_size.to_string())
         .number("ended after (s)", Style::Sec, 1, |case| case.cell(|row| case.quantity(row.seconds, Unit::Seconds)))
         .text("error", |case| case.row().map_or_else(|| markdown(case.outcome.reason()), |row| said_first(&row.words)));
     let Some(first) = cases.first() else { return Ok(table.into()) };
     let Params { patience_s, deadline_s, .. } = first.params;
     let over = match first.params.backend {
-        Backend::Nccl => "two GPUs over NCCL",
-        Backend::Gloo => "two CPU processes over Gloo",
+        Backend::Nccl => "on GPUs over NCCL",
+        Backend::Gloo => "in CPU processes over Gloo",
     };
     Ok(table.captioned(format!(
-        "How a run ends when rank 1 fails, {over}: the time until both processes have ended, and the start of the error. An \
-         idle rank is given {patience_s:.0} s, the whole run {deadline_s:.0} s. {}.",
+        "How a run ends when its last rank fails, {over}: the time until all ranks have ended, and the start of the error. \
+         An idle rank is given {patience_s:.0} s, the whole run {deadline_s:.0} s. {}.",
         set.machine()?
     )))
 }
@@ -89,7 +90,7 @@ fn said_first(message: &str) -> String {
     words.replace(" Float, sum", "").replace(" Float from rank 0", "").replace(", without a word", "")
 }
 
-/// What rank 1 does, in words.
+/// What the last rank does, in words.
 fn does(fault: RankFault) -> &'static str {
     match fault {
         RankFault::Exit => "exits with status 7",
@@ -113,7 +114,7 @@ mod tests {
     use crate::harness::answer::made_up::MadeUp;
 
     fn params(fault: RankFault) -> Params {
-        Params { backend: Backend::Gloo, fault, patience_s: 5.0, deadline_s: 30.0 }
+        Params { backend: Backend::Gloo, world_size: 2, fault, patience_s: 5.0, deadline_s: 30.0 }
     }
 
     fn row(words: &str, left: usize) -> Row {
@@ -142,8 +143,8 @@ mod tests {
             .not_run("faults", &params(RankFault::Stall));
         let answer = answer(&records.records(), Audience::Ours).unwrap();
         let table = answer.tables()["faults-cpu"].markdown();
-        assert!(table.contains("| exits with status 7 | 1.2 | rank 1 exited |"), "{table}");
-        assert!(table.contains("| sleeps | not run | needs 6 GPUs, has 2 |"), "{table}");
+        assert!(table.contains("| exits with status 7 | 2 | 1.2 | rank 1 exited |"), "{table}");
+        assert!(table.contains("| sleeps | 2 | not run | needs 6 GPUs, has 2 |"), "{table}");
     }
 
     #[test]

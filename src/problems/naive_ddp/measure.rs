@@ -1,4 +1,4 @@
-//! Fault tests: one of two ranks fails as the suite specifies. Recorded are the error message, the time until all ranks
+//! Fault tests: the last of several ranks fails as the suite specifies. Recorded are the error message, the time until all ranks
 //! have ended, and the processes that are left.
 
 use std::time::{Duration, Instant};
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::checks::fault_test::{FaultTest, RankFault, TASK, pids};
 use crate::collective::Backend;
-use crate::collective::ranks::{Launch, launch, require_devices};
+use crate::collective::ranks::{Launch, launch, require_devices, validate_world_size};
 use crate::harness::problem::Measure;
 use crate::harness::record::Profile;
 use crate::process::is_alive;
@@ -19,9 +19,10 @@ pub struct FaultTests;
 #[serde(deny_unknown_fields)]
 pub struct Params {
     pub backend: Backend,
-    /// The fault of rank 1 between barrier 1 and all-reduce 2.
+    pub world_size: usize,
+    /// The fault of the last rank between barrier 1 and all-reduce 2.
     pub fault: RankFault,
-    /// How long rank 0 may wait for a rank that does nothing.
+    /// How long the other ranks may wait for a rank that does nothing.
     pub patience_s: f64,
     /// The deadline of the run, which ends a rank that keeps computing.
     pub deadline_s: f64,
@@ -32,7 +33,7 @@ pub struct Params {
 pub struct Row {
     /// The supervisor's error.
     pub words: String,
-    /// Whether the message names the rank, and the number of a collective.
+    /// Whether the message names the last rank, and the number of a collective.
     pub names_rank: bool,
     pub names_call: bool,
     /// From the start of the ranks to the end of the last.
@@ -43,8 +44,6 @@ pub struct Row {
     pub next_run_works: bool,
 }
 
-const RANKS: usize = 2;
-
 impl Measure for FaultTests {
     type Params = Params;
     type Row = Row;
@@ -53,6 +52,7 @@ impl Measure for FaultTests {
     fn validate(params: &Params) -> Result<()> {
         let is_one = !matches!(params.fault, RankFault::None | RankFault::SuperviseStalled);
         ensure!(is_one, "fault is {:?}: it must be a fault of a rank", params.fault);
+        validate_world_size(params.world_size)?;
         for (key, value) in [("patience_s", params.patience_s), ("deadline_s", params.deadline_s)] {
             ensure!((1.0..=600.0).contains(&value), "{key} is {value}: it must lie in 1..600");
         }
@@ -60,32 +60,35 @@ impl Measure for FaultTests {
     }
 
     fn measure(params: &Params, _profile: Profile) -> Result<Row> {
-        require_devices(params.backend, RANKS)?;
+        let ranks = params.world_size;
+        require_devices(params.backend, ranks)?;
         let folder = tempfile::tempdir().context("making a folder for the ranks' notes")?;
         let [patience, deadline] = [params.patience_s, params.deadline_s].map(Duration::from_secs_f64);
         let run = |fault, deadline| {
             let input = serde_json::to_value(FaultTest { fault, folder: folder.path().into() })?;
-            launch(&Launch { backend: params.backend, patience, ..Launch::new(TASK.name, RANKS, deadline) }, &input)
+            launch(&Launch { backend: params.backend, patience, ..Launch::new(TASK.name, ranks, deadline) }, &input)
         };
         let started = Instant::now();
         let outcome = run(params.fault, deadline);
         let seconds = started.elapsed().as_secs_f64();
-        let ranks = pids(folder.path())?;
-        ensure!(ranks.len() == RANKS, "{} ranks wrote their process id, not {RANKS}: {outcome:?}", ranks.len());
-        let left = ranks.iter().filter(|&&pid| is_alive(pid)).count();
+        let pids = pids(folder.path())?;
+        ensure!(pids.len() == ranks, "{} ranks wrote their process id, not {ranks}: {outcome:?}", pids.len());
+        let left = pids.iter().filter(|&&pid| is_alive(pid)).count();
         let words = format!("{:#}", outcome.err().context("the run ended as if nothing had gone wrong")?);
-        let (names_rank, names_call) = names(&words);
+        let (names_rank, names_call) = names(&words, ranks - 1);
         let next = run(RankFault::None, Duration::from_secs(60)).context("the run after the fault")?;
-        let sum = (1..=RANKS).sum::<usize>() as f64;
-        let next_run_works = next.len() == RANKS && next.iter().all(|value| value.as_f64() == Some(sum));
+        let sum = (1..=ranks).sum::<usize>() as f64;
+        let next_run_works = next.len() == ranks && next.iter().all(|value| value.as_f64() == Some(sum));
         Ok(Row { words, names_rank, names_call, seconds, left, next_run_works })
     }
 }
 
-/// Whether the message names rank 1, and barrier 1 or all-reduce 2 by number.
-fn names(words: &str) -> (bool, bool) {
+/// Whether the message names `rank`, and barrier 1 or all-reduce 2 by number.
+fn names(words: &str, rank: usize) -> (bool, bool) {
     let call = ["barrier 1", "all_reduce 2", "collective 2"].iter().any(|call| words.contains(call));
-    (words.contains("rank 1"), call)
+    let name = format!("rank {rank}");
+    let ends = |rest: &str| !rest.starts_with(|next: char| next.is_ascii_digit());
+    (words.split(&name).skip(1).any(ends), call)
 }
 
 #[cfg(test)]
@@ -94,17 +97,18 @@ mod tests {
 
     #[test]
     fn a_message_names_a_rank_and_a_call_or_it_does_not() {
-        assert_eq!(names("rank 0 waits in all_reduce 2 of 4 Float, which rank 1 has not called"), (true, true));
-        assert_eq!(names("rank 1 of 2 exited with status 7"), (true, false));
-        assert_eq!(names("a rank failed in all_reduce 12"), (false, false));
+        assert_eq!(names("rank 0 waits in all_reduce 2 of 4 Float, which rank 3 has not called", 3), (true, true));
+        assert_eq!(names("rank 1 of 2 exited with status 7", 1), (true, false));
+        assert_eq!(names("a rank failed in all_reduce 12, and rank 12 too", 1), (false, false));
     }
 
     #[test]
     fn a_run_without_a_fault_is_refused() {
-        let params = |fault| Params { backend: Backend::Gloo, fault, patience_s: 3.0, deadline_s: 60.0 };
+        let params = |fault| Params { backend: Backend::Gloo, world_size: 2, fault, patience_s: 3.0, deadline_s: 60.0 };
         assert!(FaultTests::validate(&params(RankFault::Exit)).is_ok());
         let error = FaultTests::validate(&params(RankFault::None)).unwrap_err().to_string();
         assert!(error.contains("fault is None"), "{error}");
         assert!(FaultTests::validate(&Params { deadline_s: 0.0, ..params(RankFault::Exit) }).is_err());
+        assert!(FaultTests::validate(&Params { world_size: 1, ..params(RankFault::Exit) }).is_err());
     }
 }
