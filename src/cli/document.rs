@@ -12,7 +12,7 @@ use crate::harness::handout::{HANDOUT, HandoutProblem};
 use crate::harness::manifest::restoring;
 use crate::harness::plan::{leave_out_other_code, staleness};
 use crate::harness::problem::Problem;
-use crate::harness::record::{Outcome, Profile, RecordFile};
+use crate::harness::record::{Profile, RecordFile};
 use crate::harness::store::Layout;
 use crate::harness::subject::Subject;
 use crate::harness::suite::{self, Suite};
@@ -144,7 +144,7 @@ fn records(
     unreadable: &mut Vec<String>,
 ) -> Result<Option<RecordSet>> {
     // If this machine could run none of the cases, its records must not replace the accepted ones.
-    let ran = |file: &RecordFile| file.cases.iter().any(|case| !matches!(case.outcome, Outcome::NotRun { .. }));
+    let ran = |file: &RecordFile| file.cases.iter().any(|case| !case.outcome.is_not_run());
     let covers = |file: &RecordFile| ran(file) && suite.cases(profile).all(|(_, params)| file.case(params).is_some());
     let accepted = layout.read_accepted(profile, problem);
     let local = (source == RecordSource::Here).then(|| local_file(layout, problem, profile, &accepted, unreadable));

@@ -14,7 +14,7 @@ use crate::harness::problem::Problem;
 use crate::harness::provenance::Commit;
 use crate::harness::record::Profile;
 use crate::harness::records_lock::lock_records;
-use crate::harness::run::{MeasureSummary, Tally, tidy_record};
+use crate::harness::run::{MeasureSummary, Tally};
 use crate::harness::schedule::{PendingTable, parse_duration};
 use crate::harness::store::Layout;
 use crate::harness::subject::Subject;
@@ -81,10 +81,10 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     }
     let visit = measure(layout, &first, profile, scope, limits)?;
     print_left(layout, &visit, profile, arguments)?;
-    Ok(match visit.tally {
-        Tally { interrupted: true, .. } => Ended::Interrupted,
-        Tally { failed: 0, .. } if faults.is_empty() => Ended::Well,
-        _ => Ended::WithFindings,
+    Ok(match faults.is_empty() && !visit.has_faults() {
+        _ if visit.tally.interrupted => Ended::Interrupted,
+        true => Ended::Well,
+        false => Ended::WithFindings,
     })
 }
 
@@ -110,26 +110,19 @@ pub fn measure(
     Limits { case: limit, budget }: Limits,
 ) -> Result<MeasureSummary> {
     if first.iter().all(Plan::is_done) {
-        return Ok(nothing_to_measure(first, profile));
+        say_nothing_to_measure(recorded(first), profile);
+        return Ok(MeasureSummary::default());
     }
     let _lock = lock_records(layout)?;
     // Plan again: the process that held the lock may have measured some of these cases.
     let problems: Vec<_> = first.iter().map(|plan| plan.problem).collect();
-    let (mut plans, faults) = plans(layout, &problems, profile, scope);
+    let (plans, faults) = plans(layout, &problems, profile, scope);
     if let Some(fault) = faults.into_iter().next() {
         return Err(fault);
     }
-    let mut lost = 0;
-    plans.retain(|plan| match tidy_record(layout, plan, |said| eprintln!("{said}")) {
-        Ok(()) => true,
-        Err(error) => {
-            eprintln!("{} is not measured: {error:#}", plan.problem.name);
-            lost += plan.pending.len().max(1);
-            false
-        }
-    });
-    if lost == 0 && plans.iter().all(|plan| plan.pending.is_empty()) {
-        return Ok(nothing_to_measure(&plans, profile));
+    if plans.iter().all(Plan::is_done) {
+        say_nothing_to_measure(recorded(&plans), profile);
+        return Ok(MeasureSummary::default());
     }
     watch_for_interrupt();
     let started = Instant::now();
@@ -151,19 +144,25 @@ pub fn measure(
     let facts = machine::facts(profile)?;
     let sensor = || machine::reading(profile);
     let runner = Runner { limit, budget, sensor: &sensor, ..Runner::new(&layout, &interrupted) };
-    let mut visit = runner.measure(plans, &facts, &mut Bars::default());
-    visit.tally.leave(lost);
-    eprintln!("{}: {}", visit.tally.words(), layout.display(&layout.records(profile)));
+    let recorded = recorded(&plans);
+    let visit = runner.measure(plans, &facts, &mut Bars::default());
+    if pending.is_empty() && visit.refused == 0 {
+        say_nothing_to_measure(recorded, profile);
+    } else {
+        eprintln!("{}: {}", visit.tally.words(), layout.display(&layout.records(profile)));
+    }
     Ok(visit)
 }
 
-fn nothing_to_measure(plans: &[Plan], profile: Profile) -> MeasureSummary {
-    let recorded: usize = plans.iter().map(|plan| plan.record.cases.len()).sum();
+fn recorded(plans: &[Plan]) -> usize {
+    plans.iter().map(|plan| plan.record.cases.len()).sum()
+}
+
+fn say_nothing_to_measure(recorded: usize, profile: Profile) {
     match recorded {
         0 => eprintln!("nothing to measure: no suite has a {profile} grid; --profile takes another"),
         _ => eprintln!("nothing to measure: all {recorded} {profile} cases are recorded"),
     }
-    MeasureSummary::default()
 }
 
 /// Says before the first case what git says. Where it does not end, the run's error tells it.

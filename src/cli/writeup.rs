@@ -11,6 +11,7 @@ use crate::harness::manifest::{is_bundle, restoring};
 use crate::harness::plan::{Plan, Scope, staleness};
 use crate::harness::problem::Problem;
 use crate::harness::record::Profile;
+use crate::harness::run::MeasureSummary;
 use crate::harness::store::{Layout, dangling};
 use crate::harness::suite::{self, Suite};
 use crate::printable::indented;
@@ -44,7 +45,7 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
     if arguments.fresh {
         return fresh(layout);
     }
-    let mut failed = 0;
+    let mut measured = MeasureSummary::default();
     if !arguments.no_measure {
         let problems = if layout.subject.is_some() { measured_problems(&[])? } else { REGISTRY.iter().collect() };
         let profile = profile_or_default(arguments.profile);
@@ -58,21 +59,20 @@ pub fn run(layout: &Layout, arguments: &Arguments) -> Result<Ended> {
                     measure::describe(&plans)
                 );
             }
-            let measured = measure::measure(layout, &plans, profile, Scope::Outdated, measure::Limits::default())?;
+            measured = measure::measure(layout, &plans, profile, Scope::Outdated, measure::Limits::default())?;
             end_at_an_interrupt();
             if measured.tally.interrupted || interrupted() {
                 return Ok(Ended::Interrupted);
             }
-            failed = measured.tally.failed;
         }
     }
     let (sentence, faults) = build(layout)?;
     println!("{sentence}");
     faults.iter().for_each(|fault| println!("  {}", indented(&fault.to_string(), 4)));
-    if failed > 0 {
-        println!("  cases that failed when they were measured now, as said above: {failed}");
+    if measured.tally.failed > 0 {
+        println!("  cases that failed when they were measured now, as said above: {}", measured.tally.failed);
     }
-    Ok(if faults.is_empty() && failed == 0 { Ended::Well } else { Ended::WithFindings })
+    Ok(if faults.is_empty() && !measured.has_faults() { Ended::Well } else { Ended::WithFindings })
 }
 
 /// Renders the existing records, writes the report's files, and returns a sentence about the result and what it lacks.

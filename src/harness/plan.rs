@@ -88,7 +88,7 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
     let wanted = |case: &CaseRecord| match scope {
         Scope::All => true,
         _ if why_stale(case).is_some() || is_elsewhere(case) => true,
-        Scope::Unfinished { .. } => case.outcome.failure().is_some() || matches!(case.outcome, Outcome::NotRun { .. }),
+        Scope::Unfinished { .. } => case.outcome.failure().is_some() || case.outcome.is_not_run(),
         Scope::Outdated => false,
     };
     let mut pending = Vec::new();

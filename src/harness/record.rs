@@ -89,6 +89,10 @@ pub enum Outcome {
 }
 
 impl Outcome {
+    pub fn is_not_run(&self) -> bool {
+        matches!(self, Self::NotRun { .. })
+    }
+
     /// The error, if the case failed as a whole or in a column; of several columns the first one's.
     pub fn failure(&self) -> Option<&str> {
         match self {

@@ -3,7 +3,7 @@
 use std::fs;
 use std::time::Duration;
 
-use anyhow::{Result, bail, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 
 use super::answer::machines::ran_elsewhere;
 use super::case::{CaseEnding, Measurement, MeasurementContext, Runner};
@@ -38,6 +38,14 @@ pub struct MeasureSummary {
     pub tally: Tally,
     /// The tables that the budget had no time for, each with the cases that were not started or not finished.
     pub left: Vec<PendingTable>,
+    /// Problems whose measuring stopped, with or without cases to measure.
+    pub refused: usize,
+}
+
+impl MeasureSummary {
+    pub fn has_faults(&self) -> bool {
+        self.refused > 0 || self.tally.failed > 0
+    }
 }
 
 /// The number of recorded cases by outcome; `failed` also counts those with a failed column, and those that a refused problem
@@ -68,10 +76,10 @@ struct Session<'a> {
 
 /// Before the plan is measured: moves a record aside that cannot be read, and takes the cases out of another that have left the
 /// suite, after a copy of it is kept. Says where that is.
-pub fn tidy_record(layout: &Layout, plan: &Plan, say: impl Fn(String)) -> Result<()> {
+fn tidy_record(layout: &Layout, plan: &Plan, progress: &mut dyn Progress) -> Result<()> {
     let path = layout.local(plan.profile, plan.problem.name);
     if let Some(why) = &plan.unreadable {
-        say(format!("{}\n  {}", indented(why, 4), layout.set_aside(&path, "unreadable")?));
+        progress.noticed(&format!("{}\n  {}", indented(why, 4), layout.set_aside(&path, "unreadable")?));
     }
     if plan.left_suite == 0 {
         return Ok(());
@@ -84,20 +92,22 @@ pub fn tidy_record(layout: &Layout, plan: &Plan, say: impl Fn(String)) -> Result
         write_atomically(&path, plan.record.to_json()?.as_bytes()).inspect_err(|_| drop(fs::remove_file(&copy)))?;
         format!("their record is kept as {}", layout.display(&copy))
     };
-    say(format!("{} cases of {} have left the suite; {kept}", plan.left_suite, plan.problem.name));
+    progress.noticed(&format!("{} cases of {} have left the suite; {kept}", plan.left_suite, plan.problem.name));
     Ok(())
 }
 
 impl Runner<'_> {
-    /// Measures the pending cases of `plans`, writing the record after each one.
+    /// Tidies the records of `plans` and measures their pending cases, writing the record after each one.
     ///
     /// Checks run first, in the same kind of process. A problem whose check fails is not timed: its cases count as
     /// failed, and the other problems continue.
     pub fn measure(&self, plans: Vec<Plan<'_>>, facts: &Facts, progress: &mut dyn Progress) -> MeasureSummary {
         let mut clock = Clock::start(self.budget);
         let tables = tables(&plans, self.budget);
-        let mut sessions: Vec<Session> = plans.into_iter().map(|plan| Session::new(self.layout, plan)).collect();
-        let mut summary = MeasureSummary::default();
+        let mut sessions: Vec<Session> =
+            plans.into_iter().map(|plan| Session::new(self.layout, plan, progress)).collect();
+        let refused = sessions.iter().filter(|session| session.refused).count();
+        let mut summary = MeasureSummary { refused, ..MeasureSummary::default() };
         for table in tables {
             // Only one problem at a time may hold device memory.
             let others = sessions.iter_mut().enumerate().filter(|(i, _)| *i != table.plan);
@@ -118,6 +128,7 @@ impl Runner<'_> {
             if let Err(error) = ended {
                 progress.refused(&error);
                 session.refused = true;
+                summary.refused += 1;
                 summary.tally.leave(table.pending.len() - (summary.tally.cases() - before.cases()));
             }
             if summary.tally.interrupted {
@@ -217,22 +228,15 @@ impl Runner<'_> {
         let plan = &mut session.plan;
         let path = self.layout.local(plan.profile, plan.problem.name);
         let earlier = plan.record.case(&pending.params);
-        let ran = |case: &CaseRecord| !matches!(case.outcome, Outcome::NotRun { .. });
+        let ran = |case: &CaseRecord| !case.outcome.is_not_run();
         let is_elsewhere = |case: &CaseRecord| ran_elsewhere(&plan.record, case, &run.machine);
-        if matches!(measurement.outcome, Outcome::NotRun { .. })
-            && (earlier.is_some_and(ran) || plan.record.cases.iter().any(is_elsewhere))
+        if measurement.outcome.is_not_run() && (earlier.is_some_and(ran) || plan.record.cases.iter().any(is_elsewhere))
         {
             return Ok(false);
         }
         let needs_copy = !session.has_copy && earlier.is_some_and(is_elsewhere);
-        if let Some(text) = session.on_disk.as_deref().filter(|_| needs_copy) {
-            let (kept, name) = (self.layout.keep_copy(&path, "elsewhere", text)?, plan.problem.name);
-            progress.noticed(&format!(
-                "another type of machine measured {name}, and this one does so again; its record is kept as {}",
-                self.layout.display(&kept)
-            ));
-            session.has_copy = true;
-        }
+        let on_disk = session.on_disk.as_deref().filter(|_| needs_copy);
+        let copy = on_disk.map(|text| self.layout.keep_copy(&path, "elsewhere", text)).transpose()?;
         let names = (plan.measured.kernels_of)(&pending.params);
         let mut of_case = plan.code.clone();
         of_case.retain(|name, _| is_of_case(name, &names));
@@ -254,8 +258,18 @@ impl Runner<'_> {
             progress.noticed(&format!("the record was changed while it was measured: {moved}"));
         }
         let text = plan.record.to_json()?;
-        write_atomically(&path, text.as_bytes())?;
+        // Without a new record the copy is of what is there.
+        let without_copy = |_: &_| copy.iter().for_each(|copy| drop(fs::remove_file(copy)));
+        write_atomically(&path, text.as_bytes()).inspect_err(without_copy)?;
         session.on_disk = Some(text);
+        if let Some(copy) = copy {
+            session.has_copy = true;
+            progress.noticed(&format!(
+                "another type of machine measured {}, and this one does so again; its record is kept as {}",
+                plan.problem.name,
+                self.layout.display(&copy)
+            ));
+        }
         Ok(true)
     }
 }
@@ -277,9 +291,12 @@ fn require_same_code(layout: &Layout, plan: &Plan, run: &Run) -> Result<()> {
 }
 
 impl<'a> Session<'a> {
-    fn new(layout: &Layout, plan: Plan<'a>) -> Self {
-        let on_disk = read_text(&layout.local(plan.profile, plan.problem.name)).ok();
-        Self { plan, context: None, refused: false, on_disk, has_copy: false }
+    fn new(layout: &Layout, plan: Plan<'a>, progress: &mut dyn Progress) -> Self {
+        let name = plan.problem.name;
+        let tidied = tidy_record(layout, &plan, progress).with_context(|| format!("{name} is not measured"));
+        tidied.as_ref().err().into_iter().for_each(|error| progress.refused(error));
+        let on_disk = read_text(&layout.local(plan.profile, name)).ok();
+        Self { plan, context: None, refused: tidied.is_err(), on_disk, has_copy: false }
     }
 }
 
@@ -300,7 +317,7 @@ impl Tally {
     }
 
     /// Counts cases that are not measured, since their problem is refused.
-    pub fn leave(&mut self, cases: usize) {
+    fn leave(&mut self, cases: usize) {
         self.failed += cases;
         self.unrecorded += cases;
     }

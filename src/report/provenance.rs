@@ -232,7 +232,7 @@ fn cases_table(document: &Document) -> String {
                 set.file.cases.len(),
                 count(|o| matches!(o, Outcome::Measured { .. }) && o.failure().is_none()),
                 count(|o| matches!(o, Outcome::OutOfMemory { .. })),
-                count(|o| matches!(o, Outcome::NotRun { .. })),
+                count(Outcome::is_not_run),
                 count(|o| o.failure().is_some()),
                 set.stale.len(),
             ];

@@ -50,8 +50,7 @@ pub fn type_of(machine: &Machine, profile: Profile) -> String {
 /// Whether a machine of another type than `here` ran the case; one that could not run it does not count.
 pub fn ran_elsewhere(file: &RecordFile, case: &CaseRecord, here: &Machine) -> bool {
     let other = |run: &Run| type_of(&run.machine, file.profile) != type_of(here, file.profile);
-    let did_run = !matches!(case.outcome, Outcome::NotRun { .. });
-    did_run && file.runs.iter().any(|run| run.id == case.run && other(run))
+    !case.outcome.is_not_run() && file.runs.iter().any(|run| run.id == case.run && other(run))
 }
 
 /// Takes the cases out of `file` that another type of machine ran than measured most, since what an answer says is of one type.
@@ -65,7 +64,7 @@ pub fn leave_out_others(file: &mut RecordFile) -> Option<String> {
     };
     // Of equal ones the newest.
     let most = types.iter().map(|(_, name)| name).max_by_key(|name| measured(name))?.clone();
-    let is_kept = |case: &CaseRecord| matches!(case.outcome, Outcome::NotRun { .. }) || is_of(case, &most);
+    let is_kept = |case: &CaseRecord| case.outcome.is_not_run() || is_of(case, &most);
     let ran = |name: &String| file.cases.iter().any(|case| is_of(case, name) && !is_kept(case));
     let others: Vec<String> = distinct(types.iter().map(|(_, name)| name).filter(|name| ran(name)).cloned());
     if others.is_empty() {
