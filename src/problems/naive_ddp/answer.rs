@@ -4,7 +4,7 @@ use anyhow::Result;
 use serde::Serialize;
 
 use super::CHECKS;
-use super::measure::{FaultTests, Params, Row};
+use super::measure::{FaultTests, Params, Row, accusation};
 use crate::checks::data_parallel::ProtocolFacts;
 use crate::checks::fault_test::RankFault;
 use crate::collective::Backend;
@@ -74,20 +74,13 @@ fn fault_table(set: &RecordSet, cases: &[FaultCase]) -> Result<Table> {
     )))
 }
 
-/// The first thing that the supervisor says, without the task; after a deadline, also where the first rank was.
+/// The accusation in fewer words, and whether the deadline passed.
 fn said_first(message: &str) -> String {
-    let message = match message.split_once(": ") {
-        Some((task, words)) if task.starts_with("task ") => words,
-        _ => message,
-    };
-    let mut lines = message.split('\n').map(|line| line.split(" (").next().unwrap_or(line));
-    let first = lines.next().unwrap_or_default();
-    let words = match first.contains("deadline") {
-        true => format!("the deadline passed; {}", lines.next().unwrap_or_default()),
-        false => first.to_string(),
-    };
-    let words = words.split("; its last words").next().unwrap_or(&words);
-    words.replace(" Float, sum", "").replace(" Float from rank 0", "").replace(", without a word", "")
+    let first = accusation(message).split(" (").next().unwrap_or_default();
+    let passed = if message.contains("the deadline of ") { "the deadline passed; " } else { "" };
+    let words = format!("{passed}{first}");
+    let words = words.split("; its last output").next().unwrap_or(&words);
+    words.replace(" Float, sum", "").replace(" Float from rank 0", "")
 }
 
 /// What the last rank does, in words.
@@ -150,8 +143,8 @@ mod tests {
     #[test]
     fn of_a_message_its_first_line_is_quoted_and_after_a_deadline_the_second_too() {
         assert_eq!(said_first("task fault_test on 2 ranks: rank 1 exited (status 7)\nmore"), "rank 1 exited");
-        let silent = "rank 1 exited; its last was barrier 1, without a word";
-        assert_eq!(said_first(silent), "rank 1 exited; its last was barrier 1");
+        let loud = "rank 1 of 2 exited with status 1; its last was barrier 1; its last output:\ncs336: no";
+        assert_eq!(said_first(loud), "rank 1 of 2 exited with status 1; its last was barrier 1");
         let late = "the deadline of 30 s passed (x)\nrank 0 waits in all-reduce 2 of 4 Float, sum (since 3 s)";
         assert_eq!(said_first(late), "the deadline passed; rank 0 waits in all-reduce 2 of 4");
     }

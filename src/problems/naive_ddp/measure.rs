@@ -50,12 +50,26 @@ impl Measure for FaultTests {
     const REVISION: u32 = 1;
 
     fn validate(params: &Params) -> Result<()> {
-        let is_one = !matches!(params.fault, RankFault::None | RankFault::SuperviseStalled);
-        ensure!(is_one, "fault is {:?}: it must be a fault of a rank", params.fault);
+        use RankFault::{Late, None, SumForever, SuperviseStalled};
+        let ends = !matches!(params.fault, None | Late | SumForever | SuperviseStalled);
+        ensure!(ends, "fault is {:?}: it must be one of the last rank that ends its run", params.fault);
         validate_world_size(params.world_size)?;
         for (key, value) in [("patience_s", params.patience_s), ("deadline_s", params.deadline_s)] {
             ensure!((1.0..=600.0).contains(&value), "{key} is {value}: it must lie in 1..600");
         }
+        Ok(())
+    }
+
+    fn validate_row(params: &Params, row: &Row) -> Result<()> {
+        let (found, expected) = ((row.names_rank, row.names_call), names(&row.words, params.world_size - 1));
+        ensure!(found == expected, "its words name rank and collective: {expected:?}, and not {found:?}");
+        ensure!(row.left <= params.world_size, "{} processes are left, of {} ranks", row.left, params.world_size);
+        let least = match params.fault {
+            RankFault::Stall | RankFault::NeverReady => params.patience_s,
+            RankFault::Work => params.deadline_s,
+            _ => 0.0,
+        };
+        ensure!(row.seconds >= least, "it ended after {} s, and the case waits {least} s", row.seconds);
         Ok(())
     }
 
@@ -83,12 +97,25 @@ impl Measure for FaultTests {
     }
 }
 
-/// Whether the message names `rank`, and barrier 1 or all-reduce 2 by number.
+/// The first thing that the supervisor says, without the task; after a deadline, where the first rank was.
+pub fn accusation(words: &str) -> &str {
+    let words = match words.split_once(": ") {
+        Some((task, words)) if task.starts_with("task ") => words,
+        _ => words,
+    };
+    let mut lines = words.split('\n').skip_while(|line| line.contains("deadline"));
+    lines.next().unwrap_or_default()
+}
+
+/// Whether the supervisor accuses `rank`, the last whose call or end it names, and names barrier 1 or all-reduce 2 by number.
 fn names(words: &str, rank: usize) -> (bool, bool) {
-    let call = ["barrier 1", "all_reduce 2", "collective 2"].iter().any(|call| words.contains(call));
-    let name = format!("rank {rank}");
-    let ends = |rest: &str| !rest.starts_with(|next: char| next.is_ascii_digit());
-    (words.split(&name).skip(1).any(ends), call)
+    let words = accusation(words).replace("from rank ", "from ");
+    let numbers = |of: &str| -> Vec<usize> {
+        let digits = |rest: &str| rest.split(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse().ok());
+        words.split(&format!("{of} ")).skip(1).filter_map(digits).collect()
+    };
+    let calls = [("barrier", 1), ("all_reduce", 2), ("collective", 2)];
+    (numbers("rank").last() == Some(&rank), calls.iter().any(|(of, number)| numbers(of).contains(number)))
 }
 
 #[cfg(test)]
@@ -100,6 +127,13 @@ mod tests {
         assert_eq!(names("rank 0 waits in all_reduce 2 of 4 Float, which rank 3 has not called", 3), (true, true));
         assert_eq!(names("rank 1 of 2 exited with status 7", 1), (true, false));
         assert_eq!(names("a rank failed in all_reduce 12, and rank 12 too", 1), (false, false));
+        let other =
+            "task fault_test on 3 ranks: rank 1 waits in all_reduce 2, which rank 0 has not called\nrank 2: it waited";
+        assert_eq!(names(other, 2), (false, true), "another rank is accused");
+        let disagree = "the ranks disagree on collective 2: rank 0 calls all_reduce, rank 1 calls broadcast of 4 Float from rank 0";
+        assert_eq!(names(disagree, 1), (true, true));
+        let late = "task t on 2 ranks: the deadline of 12 s passed\nrank 0 of 2 was still running\nrank 1: barrier 1";
+        assert_eq!(names(late, 1), (false, false));
     }
 
     #[test]
