@@ -3,10 +3,10 @@
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::all_reduce::{RankTimes, Sums, bus_factor};
-use crate::collective::Operation;
-use crate::collective::Shared;
+use super::all_reduce::{RankTimes, Sums, bus_factor, is_over_nvlink, require_carried};
 use crate::collective::timeline::TimelineEntry;
+use crate::collective::{Backend, Operation, Shared};
+use crate::harness::record::Machine;
 use crate::harness::samples::Work;
 use crate::harness::stats::median;
 
@@ -99,6 +99,28 @@ impl Interconnect {
             self.overhead_s,
             self.bytes_per_s
         );
+        Ok(())
+    }
+
+    /// Errors: a probe that NVLink cannot carry, where the ranks communicate over it, or a fastest bandwidth that is impossible or
+    /// slower than the probes'.
+    pub fn validate_on(&self, backend: Backend, world_size: usize, machine: &Machine) -> Result<()> {
+        let factor = bus_factor(world_size);
+        let fastest = self.fastest_bus_bytes_per_s;
+        for ProbePoint { bytes, time } in &self.points {
+            let least = factor * *bytes as f64 / time.fastest();
+            ensure!(
+                fastest >= 0.999 * least,
+                "the fastest probe has {fastest:e} B/s, and one of {bytes} bytes {least:e}"
+            );
+            if is_over_nvlink(backend, machine) {
+                require_carried(*bytes, time.fastest())?;
+            }
+        }
+        let largest = self.points.last().context("the link was not probed")?.bytes;
+        if is_over_nvlink(backend, machine) {
+            require_carried(largest, factor * largest as f64 / fastest)?;
+        }
         Ok(())
     }
 

@@ -178,7 +178,7 @@ fn records(
     };
     let Some(file) = file.filter(|file| layout.subject.is_none() || !file.cases.is_empty()) else { return Ok(None) };
     let why_stale = staleness(layout, problem, suite, profile)?;
-    let stale = file.cases.iter().enumerate().filter_map(|(at, case)| Some((at, why_stale(case)?))).collect();
+    let stale = file.cases.iter().enumerate().filter_map(|(at, case)| Some((at, why_stale(&file, case)?))).collect();
     Ok(Some(RecordSet { file, stale }))
 }
 

@@ -154,7 +154,7 @@ pub fn unattested(layout: &Layout, problem: &'static Problem) -> Result<Option<S
     let why_stale = staleness(layout, problem, &suite, Profile::Gpu)?;
     let (mut fresh, mut reason) = (0, None);
     for (_, params) in suite.cases(Profile::Gpu) {
-        match file.case(params).map(&why_stale) {
+        match file.case(params).map(|case| why_stale(&file, case)) {
             Some(None) => fresh += 1,
             Some(stale) => reason = reason.or(stale),
             None => reason = reason.or(Some("it was not measured".into())),

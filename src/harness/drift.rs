@@ -222,7 +222,7 @@ pub fn acceptable(
             bail!("{name}: the case {} failed ({error}); fix it, then {measure}", case.params);
         }
         require_same_bound(name, case, before)?;
-        if let Some(reason) = why_stale(case) {
+        if let Some(reason) = why_stale(local, case) {
             bail!("{name}: the case {} is stale: {reason}; {measure}", case.params);
         }
     }

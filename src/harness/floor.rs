@@ -44,8 +44,8 @@ fn check_samples(samples: &Samples, peaks: &Peaks) -> Result<()> {
     above(fastest, (work.bytes, "B"), (peaks.bytes_per_s, &speed), &peaks.source)
 }
 
-/// Errors: `fastest` is less than the time that `work` takes at the peak speed.
-fn above(fastest: f64, work: (f64, &str), peak: (f64, &str), source: &str) -> Result<()> {
+/// Errors: `fastest`, in seconds, is less than the time that `work` takes at the peak speed. Both have their amount and its name.
+pub fn above(fastest: f64, work: (f64, &str), peak: (f64, &str), source: &str) -> Result<()> {
     let floor = work.0 / peak.0;
     ensure!(
         peak.0 > 0.0 && fastest * TOLERANCE >= floor,

@@ -87,7 +87,7 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
     };
     let wanted = |case: &CaseRecord| match scope {
         Scope::All => true,
-        _ if why_stale(case).is_some() || is_elsewhere(case) => true,
+        _ if why_stale(&record, case).is_some() || is_elsewhere(case) => true,
         Scope::Unfinished { .. } => case.outcome.failure().is_some() || case.outcome.is_not_run(),
         Scope::Outdated => false,
     };
@@ -106,17 +106,17 @@ pub fn plan<'a>(layout: &Layout, problem: &'a Problem, profile: Profile, scope: 
     Ok(Some(Plan { problem, measured, profile, suite, record, unreadable, left_suite, pending, code }))
 }
 
-/// Returns a function from a recorded case to the reason why it is stale, or `None` if it is fresh. Kernel files are
-/// read once, not for each case.
+/// Returns a function from a record and a case of it to the reason why the case is stale, or `None` if it is fresh. Kernel files
+/// are read once, not for each case.
 pub fn staleness<'a>(
     layout: &Layout,
     problem: &'a Problem,
     suite: &'a Suite,
     profile: Profile,
-) -> Result<impl Fn(&CaseRecord) -> Option<String> + use<'a>> {
+) -> Result<impl Fn(&RecordFile, &CaseRecord) -> Option<String> + use<'a>> {
     let measured = problem.measured.as_ref();
     let kernels = measured.map(|measured| code_hashes(layout, measured, profile)).transpose()?.unwrap_or_default();
-    Ok(move |case: &CaseRecord| {
+    Ok(move |file: &RecordFile, case: &CaseRecord| {
         let Some(measured) = measured else { return Some("the problem measures nothing any more".into()) };
         if !suite.cases(profile).any(|(grid, params)| (grid, params) == (&*case.grid, &case.params)) {
             return Some("its grid or parameters have left the suite".into());
@@ -137,7 +137,10 @@ pub fn staleness<'a>(
             });
         }
         match &case.outcome {
-            Outcome::Measured { row } => (measured.check_row)(&case.params, row).err().map(|e| format!("{e:#}")),
+            Outcome::Measured { row } => {
+                let Some(run) = file.run(&case.run) else { return Some("its run is not in the record".into()) };
+                (measured.check_row)(&case.params, row, &run.machine).err().map(|e| format!("{e:#}"))
+            }
             _ => None,
         }
     })
@@ -266,7 +269,7 @@ mod tests {
         let file = layout.read_accepted(Profile::Cpu, problem).unwrap().unwrap();
         let suite = load(&layout.root, problem).unwrap().unwrap();
         let why_stale = staleness(&layout, problem, &suite, Profile::Cpu).unwrap();
-        let reasons = file.cases.iter().map(why_stale);
+        let reasons = file.cases.iter().map(|case| why_stale(&file, case));
         let plan = plan(&layout, problem, Profile::Cpu, Scope::Outdated).unwrap().unwrap();
         (reasons.collect(), plan.pending.len())
     }

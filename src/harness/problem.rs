@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize, de::DeserializeOwned};
 use serde_json::Value;
 
 use super::answer::AnswerFn;
-use super::record::{Profile, check_ranks};
+use super::record::{Machine, Profile, check_ranks};
 use super::subject::Subject;
 use crate::json;
 
@@ -86,6 +86,11 @@ pub trait Measure {
         Ok(())
     }
 
+    /// Rejects a row that `_machine` cannot have given. What a timing's work takes at its peaks is known of every row.
+    fn validate_on(_params: &Self::Params, _row: &Self::Row, _machine: &Machine) -> Result<()> {
+        Ok(())
+    }
+
     /// Peak bytes that the case is predicted to need on the profile's device, where a formula exists.
     fn predicted_bytes(_params: &Self::Params, _profile: Profile) -> Option<u64> {
         None
@@ -115,7 +120,7 @@ pub struct Measured {
     /// Parses and validates one case of a profile, and returns its canonical form with every default filled in.
     pub parse: fn(&Value, Profile) -> Result<Value>,
     /// Checks that the stored row of a case still has the shape that the template expects, and is possible.
-    pub check_row: fn(&Value, &Value) -> Result<()>,
+    pub check_row: fn(&Value, &Value, &Machine) -> Result<()>,
     pub predicted_bytes: fn(&Value, Profile) -> Option<u64>,
     pub fresh_process: fn(&Value) -> bool,
     pub measure: fn(&Value, Profile, Option<&Subject>) -> Result<Value>,
@@ -154,10 +159,12 @@ fn parse<M: Measure>(params: &Value, profile: Profile) -> Result<Value> {
     Ok(serde_json::to_value(typed)?)
 }
 
-fn check_row<M: Measure>(params: &Value, row: &Value) -> Result<()> {
+fn check_row<M: Measure>(params: &Value, row: &Value, machine: &Machine) -> Result<()> {
     check_ranks(params, row)?;
     let row = json::from_value(row).context("the row does not have the fields of this problem's Row type")?;
-    M::validate_row(&M::Params::deserialize(params)?, &row)
+    let params = M::Params::deserialize(params)?;
+    M::validate_row(&params, &row)?;
+    M::validate_on(&params, &row, machine)
 }
 
 fn predicted_bytes<M: Measure>(params: &Value, profile: Profile) -> Option<u64> {

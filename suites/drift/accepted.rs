@@ -140,19 +140,64 @@ fn a_record_of_impossible_bytes_is_not_accepted(
     #[case] value: u64,
     #[case] words: &str,
 ) {
-    let entry = REGISTRY.iter().find(|entry| entry.name == problem).unwrap();
-    let suite = suite::load(&layout().root, entry).unwrap().unwrap();
-    let (_, mut record) = records(entry).into_iter().find(|(profile, _)| *profile == Profile::Gpu).unwrap();
-    let mut changed = 0;
-    each_leaf(&mut record, "", &mut |path, leaf| {
-        if leaf.is_number() && path.contains("outcome") && endings.iter().any(|ending| path.ends_with(ending)) {
-            *leaf = value.into();
-            changed += 1;
+    let is_changed = |path: &str| endings.iter().any(|ending| path.ends_with(ending));
+    let said = why_refused(problem, is_changed, |_| value.into());
+    assert!(said.contains(words), "{said}");
+}
+
+/// Times that contradict those of the ranks beside them, or the link: those below one of these places, by a factor.
+#[rstest]
+#[case("distributed_communication_single_node", &["last_rank.samples"], 0.3, "a time of last_rank is ")]
+#[case("distributed_communication_single_node", &["last_rank.samples", "by_rank.*.samples"], 0.3, "B at 450 GB/s of NVLink")]
+#[case("naive_ddp_benchmarking", &["communication.mean.samples", "tail.mean.samples"], 0.05, "a time of mean is ")]
+#[case("naive_ddp_benchmarking", &["naive.step.last_rank.samples"], 2.0, "a time of last_rank is ")]
+#[case("optimizer_state_sharding_accounting", &["link.fastest_bus"], 0.5, "the fastest probe has ")]
+#[case("ddp_bucketed_benchmarking", &["link.fastest_bus"], 2.0, "B at 450 GB/s of NVLink")]
+#[case("naive_ddp", &["row.seconds"], 0.1, " s, and the case waits 3 s")]
+#[case("naive_ddp_benchmarking", &["communication.*.start_s"], 10.0, "'s timeline has a span of all_reduce that ends before it starts")]
+fn times_that_contradict_their_ranks_or_their_link_are_refused(
+    #[case] problem: &str,
+    #[case] places: &[&str],
+    #[case] factor: f64,
+    #[case] words: &str,
+) {
+    let is_changed = |path: &str| places.iter().any(|place| path.contains(place));
+    let said = why_refused(problem, is_changed, |number| (factor * number).into());
+    assert!(said.contains(words), "{said}");
+}
+
+#[test]
+fn a_drill_must_say_what_it_is_said_to_say() {
+    let entry = REGISTRY.iter().find(|entry| entry.name == "naive_ddp").unwrap();
+    let said = why_refused_with(entry, |record| {
+        for case in record["cases"].as_array_mut().unwrap() {
+            case["outcome"]["row"]["words"] = "all went well".into();
         }
     });
-    assert!(changed > 0, "no field ends with {endings:?}");
+    assert!(said.contains("its words name rank and collective: (false, false), and not (true, true)"), "{said}");
+}
+
+/// Why the GPU's record of a problem cannot be accepted, once `change` has changed some numbers of its outcomes.
+fn why_refused(problem: &str, is_changed: impl Fn(&str) -> bool, change: impl Fn(f64) -> Value) -> String {
+    let entry = REGISTRY.iter().find(|entry| entry.name == problem).unwrap();
+    let mut changed = 0;
+    let said = why_refused_with(entry, |record| {
+        each_leaf(record, "", &mut |path, leaf| {
+            if let Some(number) = leaf.as_f64().filter(|_| path.contains("outcome") && is_changed(path)) {
+                *leaf = change(number);
+                changed += 1;
+            }
+        });
+    });
+    assert!(changed > 0, "nothing was changed");
+    said
+}
+
+fn why_refused_with(entry: &Problem, change: impl FnOnce(&mut Value)) -> String {
+    let suite = suite::load(&layout().root, entry).unwrap().unwrap();
+    let (_, mut record) = records(entry).into_iter().find(|(profile, _)| *profile == Profile::Gpu).unwrap();
+    change(&mut record);
     let refused = RecordFile::parse(&record.to_string(), "a record")
         .and_then(|record| acceptable(&layout(), entry, &suite, &record, None));
-    let said = format!("{:#}", refused.unwrap_err());
-    assert!(said.contains(words), "{said}");
+    format!("{:#}", refused.unwrap_err())
 }

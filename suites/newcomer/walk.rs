@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use serde_json::Value;
 
-use crate::harness::answer::made_up::MadeUp;
+use crate::harness::answer::made_up::{MadeUp, machine};
 use crate::harness::answer::{Answer, Audience, RecordSet, Records};
 use crate::harness::handout::HandoutProblem;
 use crate::harness::problem::{Measured, Verdict};
@@ -19,7 +19,7 @@ type Measurements = Vec<(String, Value, Value)>;
 fn measure(suite: &Suite, measured: &Measured) -> Measurements {
     let measure = |(grid, params): (&str, &Value)| {
         let row = (measured.measure)(params, Profile::Cpu, None).unwrap();
-        (measured.check_row)(params, &row).unwrap();
+        (measured.check_row)(params, &row, &machine(None)).unwrap();
         (grid.to_string(), params.clone(), row)
     };
     suite.cases(Profile::Cpu).map(measure).collect()

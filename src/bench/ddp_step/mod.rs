@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::marker::PhantomData;
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 use self::from_python::FromPython;
@@ -16,7 +16,7 @@ use super::peer::Software;
 use super::training_step::require_parameters;
 use crate::collective::ranks::{Launch, RankTask, launch};
 use crate::harness::problem::Measure;
-use crate::harness::record::Profile;
+use crate::harness::record::{Machine, Profile};
 use crate::harness::samples::{Samples, Work};
 use crate::units::MB;
 
@@ -56,6 +56,10 @@ impl<C: Compared> Measure for Steps<C> {
 
     fn validate_row(params: &Params, row: &Row) -> Result<()> {
         row.validate(params)
+    }
+
+    fn validate_on(params: &Params, row: &Row, machine: &Machine) -> Result<()> {
+        row.link.validate_on(params.backend, params.world_size, machine)
     }
 
     fn measure(params: &Params, _profile: Profile) -> Result<Row> {
@@ -116,6 +120,10 @@ impl Row {
                 (found - expected).abs() < 0.01,
                 "{name} hides {found} of its communication, by its times {expected}"
             );
+            let spans = column.timeline.compute.iter().chain(&column.timeline.communication);
+            if let Some(span) = spans.into_iter().find(|span| span.end_s < span.start_s) {
+                bail!("{name}'s timeline has a span of {} that ends before it starts", span.name);
+            }
             // From a gather or a scatter to a sum.
             let [least, most] = [(n - 1.0) / n, bus_factor(params.world_size)].map(|factor| factor * *bytes as f64);
             ensure!(

@@ -4,7 +4,8 @@ use anyhow::{Result, ensure};
 use serde_json::{Map, Value};
 
 use super::Machine;
-use crate::harness::samples::{Unit, each_samples};
+use crate::harness::samples::{Samples, Unit, each_samples};
+use crate::json::from_value;
 use crate::printable::one_line;
 use crate::units::human_bytes;
 
@@ -54,15 +55,42 @@ pub fn check_bytes(row: &Value, machine: &Machine) -> Result<()> {
     })
 }
 
-/// Errors: times by rank in `row` of other than all ranks of its case.
+/// Errors: times by rank in `row` of other than all ranks of its case; beside them a `last_rank` that is not the longest time of any
+/// rank, or a `mean` that is not theirs.
 pub fn check_ranks(params: &Value, row: &Value) -> Result<()> {
     let Some(ranks) = params.get("world_size").and_then(Value::as_u64) else { return Ok(()) };
-    each_field(row, &mut |_, key, value| {
-        if let (Some(times), "by_rank") = (value.as_array(), key) {
-            ensure!(times.len() as u64 == ranks, "by_rank has {} entries, of {ranks} ranks", times.len());
+    each_field(row, &mut |fields, key, value| {
+        let (Some(times), "by_rank") = (value.as_array(), key) else { return Ok(()) };
+        ensure!(times.len() as u64 == ranks, "by_rank has {} entries, of {ranks} ranks", times.len());
+        let times = times.iter().map(from_value::<Samples>).collect::<Result<Vec<_>>>()?;
+        let longest: OverRanks = |times| times.iter().copied().fold(0.0, f64::max);
+        let mean: OverRanks = |times| times.iter().sum::<f64>() / times.len() as f64;
+        for (key, over) in [("last_rank", longest), ("mean", mean)] {
+            if let Some(all) = fields.get(key) {
+                require_over_ranks(key, &from_value(all)?, &times, over)?;
+            }
         }
         Ok(())
     })
+}
+
+/// One time of those of all ranks.
+type OverRanks = fn(&[f64]) -> f64;
+
+/// A record's times are whole nanoseconds.
+const ROUNDING_S: f64 = 2e-9;
+
+fn require_over_ranks(name: &str, all: &Samples, by_rank: &[Samples], over: OverRanks) -> Result<()> {
+    let count = all.samples.len();
+    ensure!(by_rank.iter().all(|rank| rank.samples.len() == count), "{name} and its ranks have other numbers of times");
+    for (k, &found) in all.samples.iter().enumerate() {
+        let expected = over(&by_rank.iter().map(|rank| rank.samples[k]).collect::<Vec<_>>());
+        ensure!(
+            (found - expected).abs() <= ROUNDING_S,
+            "a time of {name} is {found:e} s, and by its ranks {expected:e} s"
+        );
+    }
+    Ok(())
 }
 
 /// Takes an object, and the key and the value of one of its fields.

@@ -7,7 +7,7 @@ use super::{COALESCED, STRATEGY};
 use crate::bench::ddp_step::{self, Columns, Params};
 use crate::bench::interconnect::Interconnect;
 use crate::harness::problem::Measure;
-use crate::harness::record::Profile;
+use crate::harness::record::{Machine, Profile};
 
 /// One bucket size, with and without copies, beside naive steps, the same step without communication, and PyTorch's DDP
 /// with buckets of that size.
@@ -75,6 +75,10 @@ impl Measure for Bucketed {
         row.steps.validate(params)
     }
 
+    fn validate_on(params: &Params, row: &Row, machine: &Machine) -> Result<()> {
+        row.steps.link.validate_on(params.backend, params.world_size, machine)
+    }
+
     fn measure(params: &Params, _profile: Profile) -> Result<Row> {
         let steps =
             ddp_step::measure(params, &Columns { strategies: &["naive", STRATEGY, COALESCED], pytorch_ddp: true })?;
@@ -95,6 +99,7 @@ mod tests {
     use super::*;
     use crate::bench::ddp_step::made_up;
     use crate::bench::interconnect;
+    use crate::harness::answer::made_up::machine;
     use crate::harness::problem::Measured;
 
     #[test]
@@ -106,8 +111,8 @@ mod tests {
         (steps["gradient_bytes"], steps["parameters"]) = (bytes.into(), parameters.into());
         steps["link"] = made_up::link(interconnect::sizes(bytes));
         let row = json!({"steps": steps, "model": {"predicted_overhead_s": 1.0, "best": null}});
-        (measured.check_row)(&json!(params(false)), &row).unwrap();
-        let said = format!("{:#}", (measured.check_row)(&json!(params(true)), &row).unwrap_err());
+        (measured.check_row)(&json!(params(false)), &row, &machine(None)).unwrap();
+        let said = format!("{:#}", (measured.check_row)(&json!(params(true)), &row, &machine(None)).unwrap_err());
         assert!(said.contains("wheel is true, but whether the row has steps from Python is false"), "{said}");
         assert!(json!(params(false)).get("wheel").is_none(), "older records have no such key");
         let mut wrong = json!(params(true));

@@ -6,13 +6,13 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::ranks::{self, Input, Output};
-use crate::bench::all_reduce::{RankTimes, bus_factor};
+use crate::bench::all_reduce::{RankTimes, bus_factor, is_over_nvlink, require_carried};
 use crate::bench::interleave::Turns;
 use crate::bench::peer::Software;
 use crate::collective::Backend;
 use crate::collective::ranks::{Launch, launch, validate_world_size};
 use crate::harness::problem::Measure;
-use crate::harness::record::Profile;
+use crate::harness::record::{Machine, Profile};
 use crate::harness::samples::Work;
 use crate::units::MB;
 
@@ -80,6 +80,13 @@ impl Measure for AllReduce {
         validate_world_size(world_size)?;
         ensure!((1..=16_000).contains(&size_mb), "size_mb is {size_mb}: it must lie in 1..16000");
         params.turns().validate()
+    }
+
+    fn validate_on(params: &Params, row: &Row, machine: &Machine) -> Result<()> {
+        if is_over_nvlink(params.backend, machine) {
+            [&row.ours, &row.c10d].into_iter().try_for_each(|times| require_carried(row.bytes, times.fastest()))?;
+        }
+        Ok(())
     }
 
     fn measure(params: &Params, _profile: Profile) -> Result<Row> {

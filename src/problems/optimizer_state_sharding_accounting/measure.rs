@@ -10,7 +10,7 @@ use super::{SCHEMES, TIMED};
 use crate::attention::ImplementationName;
 use crate::bench::ddp_step::{self, Columns, Params};
 use crate::harness::problem::Measure;
-use crate::harness::record::Profile;
+use crate::harness::record::{Machine, Profile};
 use crate::model::memory::Memory;
 
 #[derive(Debug, Serialize, Deserialize)]
@@ -77,6 +77,10 @@ impl Measure for Sharding {
             ensure!(owned >= all, "under {scheme}, the ranks keep state for {owned} of {all} parameters");
         }
         Ok(())
+    }
+
+    fn validate_on(params: &Params, row: &Row, machine: &Machine) -> Result<()> {
+        row.steps.link.validate_on(params.backend, params.world_size, machine)
     }
 
     fn measure(params: &Params, _profile: Profile) -> Result<Row> {

@@ -1,7 +1,8 @@
 //! The tables and the figure of the all-reduces, and what their captions say.
 
 use super::super::measure::Params;
-use super::sum::{NVLINK, Sum, SumCase};
+use super::sum::{Sum, SumCase};
+use crate::bench::all_reduce::NVLINK;
 use crate::collective::Backend;
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{self, distinct, grouped, markdown, time};

@@ -1,14 +1,10 @@
 //! One measured all-reduce, with the range of its turns.
 
 use super::super::measure::{Params, Row};
-use crate::collective::Backend;
+use crate::bench::all_reduce::{NVLINK, is_over_nvlink};
 use crate::harness::answer::{Case, Paired, Quantity, Range, SameMachine, Unit};
 
 pub type SumCase = Case<Params, Row>;
-
-/// One GPU's NVLink in one direction, in bytes per second: 18 links of 25 GB/s (data sheets of the H100 SXM and the H200).
-pub const NVLINK: f64 = 450e9;
-const GPUS_WITH_NVLINK: [&str; 2] = ["NVIDIA H100 80GB HBM3", "NVIDIA H200"];
 
 /// A case that was measured.
 pub struct Sum<'a> {
@@ -36,14 +32,13 @@ impl<'a> Sum<'a> {
     }
 
     pub fn has_nvlink(&self) -> bool {
-        let gpus = &self.case.id.machine().gpus;
-        self.params.backend == Backend::Nccl && gpus.iter().all(|gpu| GPUS_WITH_NVLINK.contains(&gpu.name.as_str()))
+        is_over_nvlink(self.params.backend, self.case.id.machine())
     }
 
-    /// The bus bandwidth over that of the link.
+    /// The bus bandwidth over that of the link, unless the switch added: then the links carry less than a ring's do.
     pub fn of_link(&self) -> Option<Quantity> {
         let share = self.busbw.all.value() / NVLINK;
-        (self.has_nvlink() && self.busbw.stable).then(|| self.case.quantity(share, Unit::One))
+        (self.has_nvlink() && self.busbw.stable && share <= 1.0).then(|| self.case.quantity(share, Unit::One))
     }
 }
 

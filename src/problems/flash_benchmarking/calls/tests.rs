@@ -7,6 +7,7 @@ use tempfile::TempDir;
 
 use super::super::measure::{FlashBenchmarking, Row as AnyRow};
 use super::*;
+use crate::harness::answer::made_up::machine;
 use crate::harness::problem::Measured;
 use crate::harness::record::Profile;
 
@@ -63,7 +64,7 @@ fn measured_with(site: &TempDir) -> Row {
     let start = |_| TorchPeer::start_with(Device::Cpu, Some(site.path().into())).map(Ok);
     let row = AnyRow::Calls(Box::new(in_peers(&params(), Device::Cpu, start).unwrap()));
     let row = serde_json::to_value(row).unwrap();
-    (Measured::of::<FlashBenchmarking>().check_row)(&case(), &row).unwrap();
+    (Measured::of::<FlashBenchmarking>().check_row)(&case(), &row, &machine(None)).unwrap();
     serde_json::from_value(row).unwrap()
 }
 
@@ -143,6 +144,6 @@ fn more_calls_than_a_queue_holds_and_rows_of_another_measure_are_refused() {
     let error = format!("{:#}", (measured.parse)(&many, Profile::Gpu).unwrap_err());
     assert!(error.contains("calls is 501"), "{error}");
     assert_eq!((measured.parse)(&case(), Profile::Cpu).unwrap(), case());
-    let error = format!("{:#}", (measured.check_row)(&case(), &json!({"columns": {}})).unwrap_err());
+    let error = format!("{:#}", (measured.check_row)(&case(), &json!({"columns": {}}), &machine(None)).unwrap_err());
     assert!(error.contains("of another measure"), "{error}");
 }

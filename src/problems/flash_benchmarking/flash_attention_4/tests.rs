@@ -8,6 +8,7 @@ use tempfile::TempDir;
 use super::super::measure::{FlashBenchmarking, ImplementationOutcome, Params};
 use super::*;
 use crate::attention::implementations::by_name;
+use crate::harness::answer::made_up::machine;
 use crate::harness::problem::Measured;
 use crate::harness::record::Profile;
 use crate::torch::random::SEED;
@@ -61,7 +62,7 @@ fn task(seq: i64) -> Task {
 fn measured_in(peer: Result<&mut TorchPeer>, seq: i64) -> (ImplementationOutcome, Value) {
     let implementations = ["naive", "flash_attention_4"].map(|name| *by_name(name).unwrap());
     let row = serde_json::to_value(in_peer(&task(seq), &implementations, Device::Cpu, peer).unwrap()).unwrap();
-    (Measured::of::<FlashBenchmarking>().check_row)(&case(seq), &row).unwrap();
+    (Measured::of::<FlashBenchmarking>().check_row)(&case(seq), &row, &machine(None)).unwrap();
     assert_eq!(row["columns"]["naive"]["passes"]["both"]["kind"], "measured");
     (serde_json::from_value(row["columns"]["flash_attention_4"].clone()).unwrap(), row)
 }
