@@ -121,6 +121,8 @@ pub struct Measured {
     pub parse: fn(&Value, Profile) -> Result<Value>,
     /// Checks that the stored row of a case still has the shape that the template expects, and is possible.
     pub check_row: fn(&Value, &Value, &Machine) -> Result<()>,
+    /// As `check_row`, of a row that has the fields of its type; another one passes.
+    pub require_possible: fn(&Value, &Value, &Machine) -> Result<()>,
     pub predicted_bytes: fn(&Value, Profile) -> Option<u64>,
     pub fresh_process: fn(&Value) -> bool,
     pub measure: fn(&Value, Profile, Option<&Subject>) -> Result<Value>,
@@ -135,6 +137,7 @@ impl Measured {
             kernels_of: kernels_of::<M>,
             parse: parse::<M>,
             check_row: check_row::<M>,
+            require_possible: require_possible::<M>,
             predicted_bytes: predicted_bytes::<M>,
             fresh_process: fresh_process::<M>,
             measure: measure::<M>,
@@ -160,11 +163,18 @@ fn parse<M: Measure>(params: &Value, profile: Profile) -> Result<Value> {
 }
 
 fn check_row<M: Measure>(params: &Value, row: &Value, machine: &Machine) -> Result<()> {
+    let _: M::Row = json::from_value(row).context("the row does not have the fields of this problem's Row type")?;
+    M::Params::deserialize(params)?;
+    require_possible::<M>(params, row, machine)
+}
+
+fn require_possible<M: Measure>(params: &Value, row: &Value, machine: &Machine) -> Result<()> {
+    let (Ok(typed), Ok(of_type)) = (M::Params::deserialize(params), json::from_value::<M::Row>(row)) else {
+        return Ok(());
+    };
     check_ranks(params, row)?;
-    let row = json::from_value(row).context("the row does not have the fields of this problem's Row type")?;
-    let params = M::Params::deserialize(params)?;
-    M::validate_row(&params, &row)?;
-    M::validate_on(&params, &row, machine)
+    M::validate_row(&typed, &of_type)?;
+    M::validate_on(&typed, &of_type, machine)
 }
 
 fn predicted_bytes<M: Measure>(params: &Value, profile: Profile) -> Option<u64> {

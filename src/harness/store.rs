@@ -13,8 +13,8 @@ use tempfile::PersistError;
 
 use super::manifest::restoring;
 use super::named_files::{descriptor, target_of};
-use super::problem::Problem;
-use super::record::{Profile, RecordFile};
+use super::problem::{Measured, Problem};
+use super::record::{Outcome, Profile, RecordFile};
 use super::subject::Subject;
 use crate::printable::shown_path;
 use crate::root::{open, read_text};
@@ -101,7 +101,10 @@ impl Layout {
         let Some(file) = self.read_file(path, problem.name, profile)? else { return Ok(None) };
         let Some(measured) = &problem.measured else { return Ok(Some(file)) };
         let canonical = file.with_canonical_params(|params| (measured.parse)(params, profile).ok());
-        canonical.with_context(|| self.display(path)).map(Some)
+        let file = canonical.with_context(|| self.display(path))?;
+        require_possible(&file, measured)
+            .with_context(|| format!("{} holds what no run can write", self.display(path)))?;
+        Ok(Some(file))
     }
 
     /// Reads the record file called `name` without changing its parameters; `None` if it does not exist.
@@ -298,6 +301,17 @@ pub fn with_room(message: String) -> String {
     let full = [Errno::FBIG, Errno::NOSPC, Errno::DQUOT].map(io::Error::from);
     let said = full.iter().find(|error| message.contains(&error.to_string()));
     said.map_or_else(|| message.clone(), |error| format!("{message}{}", remedy(error)))
+}
+
+/// Errors: a row that contradicts its case or that its machine cannot have given. A row of an older revision is only stale.
+fn require_possible(file: &RecordFile, measured: &Measured) -> Result<()> {
+    for (i, case) in file.cases.iter().enumerate().filter(|(_, case)| case.revision == measured.revision) {
+        if let (Outcome::Measured { row }, Some(run)) = (&case.outcome, file.run(&case.run)) {
+            (measured.require_possible)(&case.params, row, &run.machine)
+                .with_context(|| format!("case {i} ({})", case.params))?;
+        }
+    }
+    Ok(())
 }
 
 /// Lower-case hexadecimal SHA-256.

@@ -14,6 +14,28 @@ fn an_accepted_record_that_cannot_be_used_is_restored_from_git_by_its_name() {
     assert!(report.contains("**This answer could not be built: snapshots/cpu/mixed"), "the section does not say it");
 }
 
+/// `accept` alone refused it, and the report printed it.
+#[test]
+fn a_record_that_contradicts_its_case_is_not_read_and_the_accepted_one_answers() {
+    let tree = Tree::with_records();
+    let accepted = fs::read_to_string(tree.layout().accepted(Profile::Cpu, PROBLEM)).unwrap();
+    let mut record: Value = serde_json::from_str(&accepted).unwrap();
+    record["cases"][0]["outcome"]["row"]["last_change"] = 123_456_789.into();
+    fs::create_dir_all(tree.record_path().parent().unwrap()).unwrap();
+    fs::write(tree.record_path(), record.to_string()).unwrap();
+    for verb in [&["diff", PROBLEM, "--profile", "cpu"][..], &["accept", PROBLEM], &["writeup", "--no-measure"]] {
+        let said = tree.refused(verb);
+        assert!(said.contains("holds what no run can write: case 0 (") && said.contains("moves it aside"), "{said}");
+    }
+    let report = fs::read_to_string(tree.path("report/writeup.md")).unwrap();
+    assert!(!report.contains("123,456,789"), "the report quotes it");
+    // An older revision's row may have meant another thing.
+    record["cases"][0]["revision"] = 0.into();
+    fs::write(tree.record_path(), record.to_string()).unwrap();
+    let said = output_text(&tree.run(&["measure", PROBLEM, "--profile", "cpu", "--resume", "--dry-run"]));
+    assert!(said.contains("estimate: "), "{said}");
+}
+
 #[test]
 fn a_damaged_file_of_a_bundle_is_unpacked_again() {
     let tree = Tree::with_records();

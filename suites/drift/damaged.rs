@@ -16,9 +16,11 @@ use cs336::report::{self, Document, Rendered, html};
 use rstest::rstest;
 use serde_json::{Value, json};
 
+use self::consistent::make_consistent;
 use super::layout;
 
 mod accepted;
+mod consistent;
 mod lacking;
 mod machines;
 
@@ -128,6 +130,7 @@ fn no_text_of_a_record_enters_a_document_as_markup(#[case] first: usize) {
         for (_, record) in &mut sound {
             // Numbers are no texts, and samples are most of a record.
             samples(record, &|list| list.truncate(2));
+            cases(record).iter_mut().for_each(make_consistent);
             each_leaf(record, "", &mut |path, leaf| {
                 if leaf.is_string() && !paths.iter().any(|known| known == path) {
                     paths.push(path.to_string());

@@ -1,5 +1,7 @@
 //! Records of two types of machine, and of two numbers of ranks: what the figures are of.
 
+use cs336::bench::all_reduce::bus_factor;
+
 use super::*;
 
 const OTHER: &str = "Another One";
@@ -51,7 +53,24 @@ fn on_four_ranks(entry: &Problem, change: fn(&mut Value)) -> Vec<(Profile, Value
     let mut records = records(entry);
     for (_, record) in &mut records {
         let mut more = cases(record).clone();
-        more.iter_mut().for_each(|case| case["params"]["world_size"] = json!(4));
+        for case in &mut more {
+            case["params"]["world_size"] = json!(4);
+            make_consistent(case);
+            each_leaf(&mut case["outcome"]["row"], "", &mut |path, leaf| {
+                if path.ends_with(".bus_bytes") {
+                    *leaf = json!(bus_factor(4) * leaf.as_f64().unwrap());
+                }
+            });
+            for ranks in case["outcome"]["row"]
+                .get_mut("memory")
+                .and_then(Value::as_object_mut)
+                .into_iter()
+                .flat_map(|schemes| schemes.values_mut())
+            {
+                let of_two = ranks.as_array().unwrap().clone();
+                *ranks = [of_two.clone(), of_two].concat().into();
+            }
+        }
         cases(record).iter_mut().for_each(change);
         cases(record).extend(more);
     }
@@ -72,6 +91,7 @@ fn fail_float32(case: &mut Value) {
 fn unsettle(case: &mut Value) {
     let slower = |x: &mut Value| *x = json!(2.0 * x.as_f64().unwrap());
     samples(case, &|list| list.iter_mut().rev().skip(1).for_each(slower));
+    make_consistent(case);
 }
 
 #[rstest]
