@@ -107,15 +107,25 @@ pub fn accusation(words: &str) -> &str {
     lines.next().unwrap_or_default()
 }
 
-/// Whether the supervisor accuses `rank`, the last whose call or end it names, and names barrier 1 or all-reduce 2 by number.
+/// Whether the supervisor accuses `rank` first, and names barrier 1 or all-reduce 2 by number.
 fn names(words: &str, rank: usize) -> (bool, bool) {
-    let words = accusation(words).replace("from rank ", "from ");
+    let words = accusation(words);
     let numbers = |of: &str| -> Vec<usize> {
         let digits = |rest: &str| rest.split(|c: char| !c.is_ascii_digit()).next().and_then(|n| n.parse().ok());
         words.split(&format!("{of} ")).skip(1).filter_map(digits).collect()
     };
     let calls = [("barrier", 1), ("all_reduce", 2), ("collective", 2)];
-    (numbers("rank").last() == Some(&rank), calls.iter().any(|(of, number)| numbers(of).contains(number)))
+    let accused = match words.split_once(": rank 0 calls ").filter(|_| words.contains("disagree")) {
+        // The first whose call is not that of rank 0.
+        Some((_, all)) => {
+            let mut calls = all.split(", rank ");
+            let first = calls.next();
+            let other = calls.filter_map(|call| call.split_once(" calls ")).find(|(_, call)| Some(*call) != first);
+            other.and_then(|(rank, _)| rank.parse().ok())
+        }
+        None => numbers("which rank").first().or(numbers("rank").first()).copied(),
+    };
+    (accused == Some(rank), calls.iter().any(|(of, number)| numbers(of).contains(number)))
 }
 
 #[cfg(test)]
@@ -134,6 +144,10 @@ mod tests {
         assert_eq!(names(disagree, 1), (true, true));
         let late = "task t on 2 ranks: the deadline of 12 s passed\nrank 0 of 2 was still running\nrank 1: barrier 1";
         assert_eq!(names(late, 1), (false, false));
+        let two = "rank 0 waits in all_reduce 2 of 4, which rank 1 has not called: it stalls (x), rank 3 has not called: it works";
+        assert_eq!((names(two, 1), names(two, 3)), ((true, true), (false, true)));
+        let equal = "the ranks disagree on collective 2: rank 0 calls a of 4 Float, sum, rank 1 calls a of 4 Float, sum, rank 2 calls b";
+        assert_eq!((names(equal, 1), names(equal, 2)), ((false, true), (true, true)));
     }
 
     #[test]
