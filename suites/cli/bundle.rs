@@ -55,7 +55,10 @@ fn archive() -> &'static Path {
         copy(&Path::new(env!("CARGO_MANIFEST_DIR")).join(style), &repository.join(style));
         fs::set_permissions(repository.join(style), fs::Permissions::from_mode(0o666)).unwrap();
         commit_all(&repository);
-        printed(builder(&repository).arg("bundle").env("CS336_ROOT", &repository));
+        let mut bundle = builder(&repository);
+        bundle.arg("bundle").env("CS336_ROOT", &repository);
+        // Options of a user's own backups.
+        printed(bundle.env("TAR_OPTIONS", "--exclude=*.toml"));
         repository.join("dist/cs336.tar.gz")
     })
 }
