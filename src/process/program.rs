@@ -14,6 +14,7 @@ use rustix::process::{Pid, Signal, kill_process_group};
 use super::child::wait_until;
 use crate::printable::shown_path;
 use crate::root::absolute;
+use crate::units::human_bytes;
 
 /// The folders of a user's own settings and modules, of which those of git and Python may name programs to run.
 const HOMES: [&str; 2] = ["HOME", "XDG_CONFIG_HOME"];
@@ -38,9 +39,13 @@ fn path() -> OsString {
     std::env::join_paths(named.chain(["/usr/bin", "/bin"].map(PathBuf::from))).unwrap_or_default()
 }
 
+/// What git prints of a large checkout is some megabytes. It is kept in memory.
+const MOST_PRINTED: u64 = 256 << 20;
+
 /// As [`Command::output`], with standard input empty: what `command` printed, and how it ended.
 ///
-/// Errors: it does not start; it has not ended after `limit`, or `interrupted` holds, and its process group was killed.
+/// Errors: it does not start; it has not ended after `limit`, has printed more than [`MOST_PRINTED`], or `interrupted` holds, and its
+/// process group was killed.
 pub fn output_within(command: &mut Command, limit: Duration, interrupted: &dyn Fn() -> bool) -> io::Result<Output> {
     let name = shown_path(command.get_program());
     // In files, which unlike pipes need no reader and no end of all their writers.
@@ -49,17 +54,24 @@ pub fn output_within(command: &mut Command, limit: Duration, interrupted: &dyn F
     // What it starts is killed with it.
     let mut child = command.process_group(0).spawn()?;
     let (started, mut ended) = (Instant::now(), Ok(None));
+    let printed =
+        || [&stdout, &stderr].map(|file| file.metadata().map_or(0, |file| file.len())).into_iter().sum::<u64>();
     let is_over = || {
         ended = child.try_wait();
-        !matches!(ended, Ok(None)) || interrupted()
+        !matches!(ended, Ok(None)) || interrupted() || printed() > MOST_PRINTED
     };
     wait_until(limit, is_over);
-    if let Some(status) = ended? {
+    let is_flood = printed() > MOST_PRINTED;
+    if let Some(status) = ended?.filter(|_| !is_flood) {
         return Ok(Output { status, stdout: text(&mut stdout)?, stderr: text(&mut stderr)? });
     }
     // Fails only where no such process is left.
     let _ = kill_process_group(Pid::from_child(&child), Signal::KILL);
     wait_until(super::child::REAP_LIMIT, || !matches!(child.try_wait(), Ok(None)));
+    if is_flood {
+        let most = human_bytes(MOST_PRINTED);
+        return Err(io::Error::new(ErrorKind::FileTooLarge, format!("{name} printed more than {most} and was killed")));
+    }
     Err(match started.elapsed() < limit {
         true => io::Error::new(ErrorKind::Interrupted, format!("{name} was interrupted")),
         false => {

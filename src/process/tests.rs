@@ -257,4 +257,7 @@ fn a_program_that_does_not_end_is_killed_with_what_it_started() {
     assert!(wait_until(LONG_LIMIT, || !is_alive(inner)));
     let error = output_within(Command::new("sleep").arg("60"), SHORT_LIMIT, &|| false).unwrap_err().to_string();
     assert_eq!(error, "sleep did not end within 0.1 s and was killed");
+    // Its output is in memory.
+    let error = output_within(&mut Command::new("yes"), LONG_LIMIT, &|| false).unwrap_err().to_string();
+    assert_eq!(error, "yes printed more than 256.00 MiB and was killed");
 }
