@@ -66,7 +66,7 @@ impl SubjectFault {
 
     /// What went wrong, in `words`, that a GPU could change.
     pub fn needing_gpu(words: &str) -> Self {
-        Self { needs_gpu: true, ..Self::new(format!("needs a GPU: {words}")) }
+        Self { needs_gpu: true, ..Self::new(format!("may need a GPU: {words}")) }
     }
 
     /// Whether `error` is such a fault.

@@ -149,6 +149,6 @@ fn what_a_gpu_could_change_is_said_in_one_sentence() {
         |needs: &str| fault(&Fault::NotAvailable { needs: needs.into(), has: has.clone() }.into(), "a", STARTING);
     assert_eq!(NotGraded::of(&lacking("a tool")).unwrap().0, format!("a: {has}; install what is missing"));
     let error = lacking("a GPU");
-    assert_eq!(unavailable(&error), Some(format!("needs a GPU: {has}")));
-    assert_eq!(error.to_string(), format!("needs a GPU: {has}"));
+    assert_eq!(unavailable(&error), Some(format!("may need a GPU: {has}")));
+    assert_eq!(error.to_string(), format!("may need a GPU: {has}"));
 }

@@ -336,7 +336,7 @@ def get_flashattention_autograd_function_triton():
     fs::copy(from, graded.tree.path("cases").join(case)).unwrap();
     let said = graded.refusal(&["--subject", folder.to_str().unwrap(), "--cases", "cases"]);
     assert!(
-        said.contains("needs a GPU")
+        said.contains("may need a GPU")
             && said.contains("raises PermissionError")
             && !said.contains(", has the function of"),
         "{said}"
