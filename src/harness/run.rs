@@ -235,8 +235,8 @@ impl Runner<'_> {
             return Ok(false);
         }
         let needs_copy = !session.has_copy && earlier.is_some_and(is_elsewhere);
-        let on_disk = session.on_disk.as_deref().filter(|_| needs_copy);
-        let copy = on_disk.map(|text| self.layout.keep_copy(&path, "elsewhere", text)).transpose()?;
+        let replaced = session.on_disk.as_deref().filter(|_| needs_copy);
+        let copy = replaced.map(|text| self.layout.keep_copy(&path, "elsewhere", text)).transpose()?;
         let names = (plan.measured.kernels_of)(&pending.params);
         let mut of_case = plan.code.clone();
         of_case.retain(|name, _| is_of_case(name, &names));
@@ -258,9 +258,10 @@ impl Runner<'_> {
             progress.noticed(&format!("the record was changed while it was measured: {moved}"));
         }
         let text = plan.record.to_json()?;
-        // Without a new record the copy is of what is there.
-        let without_copy = |_: &_| copy.iter().for_each(|copy| drop(fs::remove_file(copy)));
-        write_atomically(&path, text.as_bytes()).inspect_err(without_copy)?;
+        write_atomically(&path, text.as_bytes()).inspect_err(|_| {
+            let is_of_what_is_there = |_: &&_| read_text(&path).ok() == session.on_disk;
+            copy.iter().filter(is_of_what_is_there).for_each(|copy| drop(fs::remove_file(copy)));
+        })?;
         session.on_disk = Some(text);
         if let Some(copy) = copy {
             session.has_copy = true;
