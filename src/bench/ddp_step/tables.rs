@@ -94,7 +94,7 @@ impl StepSetting {
 /// The cases that no sentence quotes, because their steps are not stable.
 #[derive(Debug, Serialize)]
 pub struct Unstable {
-    /// What tables call these cases.
+    /// What tables call these cases, with the size of their buckets where cases of others are stable.
     unstable: Vec<String>,
     /// The largest ratio between the medians of two turns of one of their columns.
     spread: Option<Quantity>,
@@ -103,12 +103,25 @@ pub struct Unstable {
 impl Unstable {
     pub fn of(cases: &[StepCase], label: fn(&Params) -> String) -> Self {
         let measured = cases.iter().filter_map(|case| Some((case, case.row()?.steps())));
-        let unstable: Vec<_> = measured.filter(|(case, steps)| !is_stable(case, steps)).collect();
+        let (stable, unstable): (Vec<_>, Vec<_>) = measured.partition(|(case, steps)| is_stable(case, steps));
+        let name = |params: &Params| {
+            let name = label(params);
+            let is_of_some = stable.iter().any(|(case, _)| label(&case.params) == name);
+            match params.bucket_size_mb.filter(|_| is_of_some) {
+                Some(mb) => format!("{name} ({} MB)", size_mb(mb)),
+                None => name,
+            }
+        };
         let lines = unstable.iter().flat_map(|(case, _)| lines(case).into_iter().map(move |line| (case, line)));
         let spreads = lines.filter_map(|(case, line)| Some(case.quantity(line.turns?.spread(), Unit::One)));
         let spread = Quantity::largest(spreads);
-        Self { unstable: distinct(unstable.iter().map(|(case, _)| label(&case.params))), spread }
+        Self { unstable: distinct(unstable.iter().map(|(case, _)| name(&case.params))), spread }
     }
+}
+
+/// "1,000" or "0.1".
+pub fn size_mb(mb: f64) -> String {
+    grouped(mb, if mb < 1.0 { 1 } else { 0 })
 }
 
 /// The answer of a problem that measures steps alone. Its template sees the setting, [`Unstable`], and

@@ -5,14 +5,14 @@ use serde::Serialize;
 
 use self::fused_steps::{FusedStep, Way, fused_steps};
 use self::scaling::Scaling;
-use self::sizes::{BucketCase, Sizes, measured, of_one_machine, prediction_table, size_mb, size_table};
+use self::sizes::{BucketCase, Sizes, measured, of_one_machine, prediction_table, size_table};
 use self::strategies::{StrategyRecords, side_by_side};
 use self::wheel::Wheel;
 use super::measure::Bucketed;
 use super::{COALESCED, STRATEGY};
 use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::numbers::NAIVE;
-use crate::bench::ddp_step::tables::{Shown, StepCase, Unstable, by_ranks, on_fewest_ranks, steps_table};
+use crate::bench::ddp_step::tables::{Shown, StepCase, Unstable, by_ranks, on_fewest_ranks, size_mb, steps_table};
 use crate::harness::answer::{Answer, Audience, Claim, Paired, Quantity, RecordSet, Records};
 use crate::harness::record::Profile;
 use crate::model::Precision;
@@ -84,7 +84,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
     let (measured, left_out) = of_one_machine(measured(&cases));
     let scaling = Scaling::of(&[records, sharded], main.profile())?;
     let quoted = Quoted {
-        unstable: Unstable::of(&main.cases_as()?, |params| params.dtype.name().into()),
+        unstable: Unstable::of(&on_fewest_ranks(main.cases_as()?), |params| params.dtype.name().into()),
         ranks: cases.first().map(|case| case.params.world_size),
         sized: !measured.is_empty(),
         sizes: Sizes::of(&measured, records)?,

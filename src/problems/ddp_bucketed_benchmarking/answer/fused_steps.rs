@@ -4,9 +4,8 @@ use anyhow::{Context as _, Result};
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::sizes::size_mb;
 use crate::bench::all_reduce::RankTimes;
-use crate::bench::ddp_step::tables::StepSetting;
+use crate::bench::ddp_step::tables::{StepSetting, size_mb};
 use crate::bench::steps_on_ranks::{Params, Row};
 use crate::harness::answer::{Case, CaseId, Paired, RecordSet};
 use crate::model::Precision;

@@ -9,7 +9,8 @@ use super::mb;
 use crate::bench::ddp_step::Params;
 use crate::bench::ddp_step::link::PooledLink;
 use crate::bench::ddp_step::numbers::{NAIVE, StrategyNumbers, hidden};
-use crate::harness::answer::format::{grouped, listed};
+use crate::bench::ddp_step::tables::size_mb;
+use crate::harness::answer::format::listed;
 use crate::harness::answer::machines::machines_of;
 use crate::harness::answer::{
     Answer, Case, Claim, Paired, Quantity, Range, Records, SameMachine, SameRun, Style, Table, Unit,
@@ -266,9 +267,4 @@ pub fn prediction_table(sizes: &[Size], link: &PooledLink) -> Table {
             link.bandwidth.text(Style::Gb, 0),
             machines_of(sizes.iter().map(|size| &size.case.id))
         ))
-}
-
-/// "1,000" or "0.1".
-pub fn size_mb(mb: f64) -> String {
-    grouped(mb, if mb < 1.0 { 1 } else { 0 })
 }

@@ -6,10 +6,9 @@ use anyhow::Result;
 
 use super::super::STRATEGY;
 use super::fused_steps::{FusedStep, fused_steps};
-use super::sizes::size_mb;
 use crate::bench::all_reduce::RankTimes;
 use crate::bench::ddp_step::numbers::{NAIVE, StrategyNumbers};
-use crate::bench::ddp_step::tables::{StepCase, StepSetting, on_fewest_ranks, title};
+use crate::bench::ddp_step::tables::{StepCase, StepSetting, on_fewest_ranks, size_mb, title};
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{distinct, print};
 use crate::harness::answer::machines::machines_of;

@@ -106,7 +106,7 @@ fn a_size_that_is_not_stable_is_quoted_nowhere() {
     let records = with_size(MadeUp::gpu("x"), (10.0, 1.25, 10), FAST);
     let answer = answer_of(records.measured("a", &params(Precision::Float32, Some(1.0)), &noisy));
     assert_eq!(answer.quoted()["mb"], json!(10.0));
-    assert_eq!(answer.quoted()["unstable"], json!(["float32"]));
+    assert_eq!(answer.quoted()["unstable"], json!(["float32 (1 MB)"]));
     assert!(answer.tables()["steps-gpu-float32"].markdown().contains("900 to 1,000"));
 }
 

@@ -5,11 +5,10 @@ use serde::Serialize;
 
 use super::super::STRATEGY;
 use super::super::measure::Row;
-use super::sizes::size_mb;
 use super::{BucketCase, mb};
 use crate::bench::all_reduce::RankTimes;
 use crate::bench::ddp_step::from_python::{FromPython, Library};
-use crate::bench::ddp_step::tables::{StepSetting, ending};
+use crate::bench::ddp_step::tables::{StepSetting, ending, size_mb};
 use crate::bench::interleave::ColumnOutcome;
 use crate::harness::answer::format::{listed, markdown, print};
 use crate::harness::answer::machines::machines_of;

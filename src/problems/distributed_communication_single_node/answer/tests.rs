@@ -55,6 +55,32 @@ fn claims_follow_bandwidth_and_processes() {
     assert!(table.contains("| 1 | 2 | 1.00 to 10.0 | 0.10 to 1.00 | 1.00 to 10.0 | 1.00 |"), "{table}");
 }
 
+/// "The largest", of which each sentence had another.
+#[test]
+fn the_sentences_are_of_one_size() {
+    let with = |made_up: MadeUp, backend, ranks, mb| sum(made_up, &params(backend, ranks, mb), 1e-9 * mb as f64);
+    let nccl = [(2, 1), (2, 100), (4, 100), (4, 1000)];
+    let made_up =
+        nccl.into_iter().fold(MadeUp::gpu("x"), |made_up, (ranks, mb)| with(made_up, Backend::Nccl, ranks, mb));
+    let made_up = [1, 100, 1000].into_iter().fold(made_up, |made_up, mb| with(made_up, Backend::Gloo, 2, mb));
+    let answer = answer(&made_up.records(), Audience::Ours).unwrap();
+    let sizes = ["most_mb", "mb"].map(|size| answer.quoted()[size].as_u64());
+    assert_eq!(sizes, [100, 100].map(Some));
+    // Each sum has 1 GB/s, but for the largest of Gloo.
+    let busbw = &answer.quoted()["gloo_busbw"]["high"]["value"];
+    assert!((busbw.as_f64().unwrap() / 1e15 - 1.0).abs() < 1e-9, "{busbw}");
+}
+
+#[test]
+fn a_bandwidth_that_falls_by_a_twentieth_falls() {
+    let sums = [(2, 1, 1e-3), (2, 100, 0.1), (4, 100, 0.15 / 0.95)];
+    let made_up = sums
+        .into_iter()
+        .fold(MadeUp::cpu("x"), |made_up, (ranks, mb, time)| sum(made_up, &params(Backend::Gloo, ranks, mb), time));
+    let answer = answer(&made_up.records(), Audience::Ours).unwrap();
+    assert_eq!(answer.holds(HOLDS), Some(false));
+}
+
 /// "140 times as fast ... of the same machine" was said of a host with four GPUs and another with one.
 #[test]
 fn back_ends_of_two_hosts_with_the_same_gpus_have_no_ratio() {
