@@ -172,7 +172,7 @@ fn require_possible<M: Measure>(params: &Value, row: &Value, machine: &Machine) 
     let (Ok(typed), Ok(of_type)) = (M::Params::deserialize(params), json::from_value::<M::Row>(row)) else {
         return Ok(());
     };
-    check_ranks(params, row)?;
+    check_ranks(params, row, machine)?;
     M::validate_row(&typed, &of_type)?;
     M::validate_on(&typed, &of_type, machine)
 }

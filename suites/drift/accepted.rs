@@ -127,6 +127,7 @@ const PEBIBYTES: u64 = 1 << 52;
 #[case("naive_ddp_benchmarking", &["link.bytes_per_s"], 1 << 50, "the link has ")]
 #[case("ddp_bucketed_benchmarking", &["link.overhead_s"], 1, "the link has 1e0 s a call and ")]
 #[case("optimizer_state_sharding_accounting", &["owned_values"], 1 << 40, "a rank keeps state for ")]
+#[case("optimizer_state_sharding_accounting", &["predicted.parameters"], 1, " bytes are predicted, and by ")]
 #[case("ddp_bucketed_benchmarking", &["points.*.bytes"], 1, "the link was probed with [1, 1, ")]
 #[case("distributed_communication_single_node", &["row.bytes"], 1, "each rank holds 1 bytes, and by ")]
 #[case("distributed_communication_single_node", &["row.bus_factor"], 3, "the bus factor is 3, and of ")]
@@ -153,6 +154,9 @@ fn a_record_of_impossible_bytes_is_not_accepted(
 #[case("naive_ddp_benchmarking", &["naive.step.last_rank.samples"], 2.0, "a time of last_rank is ")]
 #[case("optimizer_state_sharding_accounting", &["link.fastest_bus"], 0.5, "the fastest probe has ")]
 #[case("ddp_bucketed_benchmarking", &["link.fastest_bus"], 2.0, "B at 450 GB/s of NVLink")]
+#[case("nsys_profile", &["classes.matmul.seconds"], 3.0, " kernels of ")]
+#[case("nsys_profile", &["busy_s"], 3.0, "busy for ")]
+#[case("benchmarking_script", &["row.total.samples"], 0.9, "a step takes ")]
 #[case("naive_ddp", &["row.seconds"], 0.1, " s, and the case waits 3 s")]
 #[case("naive_ddp_benchmarking", &["communication.*.start_s"], 10.0, "'s timeline has a span of all_reduce that ends before it starts")]
 fn times_that_contradict_their_ranks_or_their_link_are_refused(
@@ -164,6 +168,29 @@ fn times_that_contradict_their_ranks_or_their_link_are_refused(
     let is_changed = |path: &str| places.iter().any(|place| path.contains(place));
     let said = why_refused(problem, is_changed, |number| (factor * number).into());
     assert!(said.contains(words), "{said}");
+}
+
+#[test]
+fn each_rank_of_nccl_has_a_gpu_of_the_machine() {
+    let entry = REGISTRY.iter().find(|entry| entry.name == "distributed_communication_single_node").unwrap();
+    let said = why_refused_with(entry, |record| {
+        runs(record).iter_mut().for_each(|run| run["machine"]["gpus"].as_array_mut().unwrap().truncate(1));
+    });
+    assert!(said.contains("2 ranks ran over NCCL, each on a GPU, and the machine has 1"), "{said}");
+}
+
+#[test]
+fn communication_lies_within_the_step_of_its_rank() {
+    let entry = REGISTRY.iter().find(|entry| entry.name == "naive_ddp_benchmarking").unwrap();
+    let said = why_refused_with(entry, |record| {
+        for case in cases(record) {
+            let column = &mut case["outcome"]["row"]["strategies"]["naive"];
+            let longer = |list: &mut Vec<Value>| list.iter_mut().for_each(|x| *x = json!(15.0 * x.as_f64().unwrap()));
+            ["communication", "tail"].into_iter().for_each(|part| samples(&mut column[part], &longer));
+            make_consistent(case);
+        }
+    });
+    assert!(said.contains("naive's communication takes longer than a step of its rank"), "{said}");
 }
 
 #[test]

@@ -120,6 +120,9 @@ impl Row {
                 (found - expected).abs() < 0.01,
                 "{name} hides {found} of its communication, by its times {expected}"
             );
+            for (part, over) in [("communication", &column.communication), ("tail", &column.tail)] {
+                ensure!(over.lies_within(&column.step), "{name}'s {part} takes longer than a step of its rank");
+            }
             let spans = column.timeline.compute.iter().chain(&column.timeline.communication);
             if let Some(span) = spans.into_iter().find(|span| span.end_s < span.start_s) {
                 bail!("{name}'s timeline has a span of {} that ends before it starts", span.name);
@@ -164,6 +167,12 @@ pub struct OverRanks {
 }
 
 impl OverRanks {
+    /// Whether it takes no longer than the step of the same rank in which it lies.
+    fn lies_within(&self, step: &RankTimes) -> bool {
+        let ranks = self.by_rank.iter().zip(&step.by_rank);
+        ranks.flat_map(|(part, whole)| part.samples.iter().zip(&whole.samples)).all(|(part, whole)| part <= whole)
+    }
+
     /// Seconds of all steps, of the mean rank.
     fn sum(&self) -> f64 {
         self.mean.samples.iter().sum()

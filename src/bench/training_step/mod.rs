@@ -217,8 +217,13 @@ pub struct Row {
 }
 
 impl Row {
-    /// Errors: the row is of another model than `params`.
+    /// Errors: the row is of another model than `params`; a step is not as long as its parts.
     pub fn validate(&self, params: &Params) -> Result<()> {
+        let parts: Vec<&Samples> = [&self.forward, &self.backward, &self.optimizer].into_iter().flatten().collect();
+        for (k, &total) in self.total.samples.iter().enumerate().filter(|_| !parts.is_empty()) {
+            let sum: f64 = parts.iter().filter_map(|part| part.samples.get(k)).sum();
+            ensure!((total - sum).abs() <= 1e-8, "a step takes {total:e} s, and its parts {sum:e} s");
+        }
         require_parameters(self.parameters, &params.config())
     }
 }

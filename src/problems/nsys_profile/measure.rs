@@ -138,6 +138,13 @@ impl Measure for NsysProfile {
         Ok(())
     }
 
+    fn validate_row(_params: &Params, row: &Row) -> Result<()> {
+        let Passes { inference, forward, backward, optimizer } = &row.passes;
+        let works = [("inference", Some(inference)), ("forward", forward.as_ref()), ("backward", backward.as_ref())];
+        let works = works.into_iter().chain([("optimizer", optimizer.as_ref())]);
+        works.filter_map(|(name, work)| Some((name, work?))).try_for_each(|(name, work)| work.validate().context(name))
+    }
+
     fn predicted_bytes(params: &Params, profile: Profile) -> Option<u64> {
         let Params { batch_size: batch, context_length: seq, dtype: precision, .. } = *params;
         let memory = Memory { config: params.config(), batch, seq, precision, attention: ImplementationName::Naive };

@@ -65,16 +65,18 @@ impl Measure for Sharding {
 
     fn validate_row(params: &Params, row: &Row) -> Result<()> {
         row.steps.validate(params)?;
+        let (found, expected) = (row.predicted, Predicted::of(params));
+        ensure!(found == expected, "{found:?} bytes are predicted, and by the case's parameters {expected:?}");
         let all = params.config().num_parameters();
         for scheme in SCHEMES {
             let ranks = row.memory.get(scheme).map_or(&[][..], Vec::as_slice);
             let (found, expected) = (ranks.len(), params.world_size);
             ensure!(found == expected, "under {scheme} the memory of {found} ranks is there, of {expected}");
-            ranks.iter().try_for_each(|rank| rank.validate(all)).with_context(|| format!("under {scheme}"))?;
             let owned: u64 = ranks.iter().map(|rank| rank.owned_values).sum();
             let most = ranks.iter().map(|rank| rank.owned_values).max().unwrap_or_default();
             ensure!(most <= 2 * all, "under {scheme}, a rank keeps state for {most} values, of {all} parameters");
             ensure!(owned >= all, "under {scheme}, the ranks keep state for {owned} of {all} parameters");
+            ranks.iter().try_for_each(|rank| rank.validate(all)).with_context(|| format!("under {scheme}"))?;
         }
         Ok(())
     }

@@ -44,6 +44,9 @@ pub struct RankMemory {
 const MOMENTS: [&str; 5] =
     ["after init", "before the first step", "after the first step", "before a later step", "after a later step"];
 
+/// The first of them with optimizer state.
+const FIRST_WITH_STATE: usize = 2;
+
 /// Bytes of tensors on the rank's device; the parts add up to what is in use.
 #[derive(Debug, Clone, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -62,15 +65,20 @@ pub struct Moment {
 }
 
 impl RankMemory {
-    /// Errors: other moments than [`MOMENTS`], another number of parameters than `values`, parts that do not add up, or a peak
-    /// below what is in use.
+    /// Errors: other moments than [`MOMENTS`], another number of parameters than `values`, more gradients than parameters, state before
+    /// the first step or less after it than two moments of what is owned, parts that do not add up, or a peak below what is in use.
     pub fn validate(&self, values: u64) -> Result<()> {
         let names: Vec<&str> = self.moments.iter().map(|moment| moment.name.as_str()).collect();
         ensure!(names == MOMENTS, "its moments are {names:?}, and must be {MOMENTS:?}");
-        for Moment { name, peak, in_use, parameters, gradients, optimizer_state, other } in &self.moments {
+        for (k, moment) in self.moments.iter().enumerate() {
+            let Moment { name, peak, in_use, parameters, gradients, optimizer_state, other } = moment;
             let parts = parameters + gradients + optimizer_state + other;
             ensure!(*in_use == parts, "{name}: {in_use} bytes are in use, and the parts add up to {parts}");
             ensure!(peak >= in_use, "{name}: the peak is {peak} bytes, less than the {in_use} in use");
+            ensure!(gradients <= parameters, "{name}: {gradients} bytes of gradients, and {parameters} of parameters");
+            let has_state =
+                if k < FIRST_WITH_STATE { *optimizer_state == 0 } else { *optimizer_state >= 8 * self.owned_values };
+            ensure!(has_state, "{name}: {optimizer_state} bytes of optimizer state, of {} values", self.owned_values);
             ensure!(*parameters == 4 * values, "{name}: {parameters} bytes of parameters, of {values} in float32");
         }
         Ok(())
