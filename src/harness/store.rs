@@ -94,7 +94,8 @@ impl Layout {
     }
 
     fn restoring(&self, path: &Path) -> String {
-        format!("Restore it: {}.", restoring(&self.root, &format!("git restore {}", self.display(path))))
+        let command = restoring(&self.root, &format!("git restore {}", self.display(path)));
+        format!("Restore it: {command}. If it is the same then, remove it, and accept a record of now.")
     }
 
     fn read(&self, path: &Path, problem: &Problem, profile: Profile) -> Result<Option<RecordFile>> {
