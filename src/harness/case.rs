@@ -204,7 +204,8 @@ impl MeasurementContext<'_> {
             Ending::Reply(Reply::Ended(Outcome::Measured { row })) => {
                 let checked = floor::check(&row, &self.run.peaks)
                     .and_then(|()| check_times(&row, elapsed.as_secs_f64()))
-                    .and_then(|()| check_bytes(&row, &self.run.machine));
+                    .and_then(|()| check_bytes(&row, &self.run.machine))
+                    .and_then(|()| (self.measured.require_possible)(params, &row, &self.run.machine));
                 match checked {
                     Ok(()) => Outcome::Measured { row },
                     Err(error) => failed(format!("{error:#}")),
@@ -216,5 +217,56 @@ impl MeasurementContext<'_> {
             Ending::Reply(Reply::Ended(outcome)) => outcome,
             Ending::Reply(other) => bail!("a worker answered a measurement with {other:?}"),
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use anyhow::ensure;
+    use serde_json::json;
+
+    use super::*;
+    use crate::harness::answer::Answer;
+    use crate::harness::answer::made_up::MadeUp;
+    use crate::harness::problem::Measure;
+
+    struct Even;
+
+    impl Measure for Even {
+        type Params = Value;
+        type Row = Value;
+        const REVISION: u32 = 1;
+
+        fn validate_row(_: &Value, row: &Value) -> Result<()> {
+            ensure!(row["n"].as_i64().is_some_and(|n| n % 2 == 0), "n is odd");
+            Ok(())
+        }
+
+        fn measure(_: &Value, _: Profile) -> Result<Value> {
+            bail!("no test measures it")
+        }
+    }
+
+    /// It would cost the whole record when that is read.
+    #[test]
+    fn a_row_that_contradicts_its_case_is_a_failure_of_that_case() {
+        let measured = Measured::of::<Even>();
+        let problem = Problem {
+            name: "toy",
+            answers: &[],
+            checks: &[],
+            measured: None,
+            answer: |_, _| Ok(Answer::default()),
+            reads: &[],
+        };
+        let run = MadeUp::cpu("toy").measured("a", &json!({}), &json!({"n": 2})).set().file.runs[0].clone();
+        let worker = Worker::new(&Layout::at("/nowhere".into()));
+        let context = MeasurementContext { problem: &problem, measured: &measured, profile: Profile::Cpu, worker, run };
+        let ended = |n: i64| {
+            let ending = Ending::Reply(Reply::Ended(Outcome::Measured { row: json!({"n": n}) }));
+            context.outcome(&json!({}), ending, Duration::from_secs(1)).unwrap()
+        };
+        assert!(matches!(ended(2), Outcome::Measured { .. }));
+        assert_eq!(ended(1).failure(), Some("n is odd"));
     }
 }

@@ -103,7 +103,7 @@ impl Layout {
         let Some(measured) = &problem.measured else { return Ok(Some(file)) };
         let canonical = file.with_canonical_params(|params| (measured.parse)(params, profile).ok());
         let file = canonical.with_context(|| self.display(path))?;
-        require_possible(&file, measured)
+        refuse_contradictions(&file, measured)
             .with_context(|| format!("{} holds what no run can write", self.display(path)))?;
         Ok(Some(file))
     }
@@ -305,7 +305,7 @@ pub fn with_room(message: String) -> String {
 }
 
 /// Errors: a row that contradicts its case or that its machine cannot have given. A row of an older revision is only stale.
-fn require_possible(file: &RecordFile, measured: &Measured) -> Result<()> {
+fn refuse_contradictions(file: &RecordFile, measured: &Measured) -> Result<()> {
     for (i, case) in file.cases.iter().enumerate().filter(|(_, case)| case.revision == measured.revision) {
         if let (Outcome::Measured { row }, Some(run)) = (&case.outcome, file.run(&case.run)) {
             (measured.require_possible)(&case.params, row, &run.machine)

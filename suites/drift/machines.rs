@@ -119,3 +119,29 @@ fn steps_on_more_ranks_cost_no_answer(#[case] change: fn(&mut Value)) {
     }
     assert!(answered > 3, "{answered}");
 }
+
+/// In the first case of each record.
+#[rstest]
+#[case("world_size", json!(0))]
+#[case("size_mb", json!(u64::MAX))]
+#[case("vocab_size", json!(-1))]
+#[case("vocab_size", json!(1u64 << 60))]
+#[case("batch_size", json!(i64::MIN))]
+#[case("context_length", json!(1u64 << 60))]
+#[case("seq", json!(u32::MAX))]
+fn parameters_that_no_suite_can_have_end_in_a_sentence_or_in_a_report(#[case] key: &str, #[case] value: Value) {
+    let copy = Copy::new();
+    let mut changed = 0;
+    for entry in measured() {
+        let mut records = records(entry);
+        for (_, record) in &mut records {
+            if let Some(old) = cases(record)[0]["params"].get_mut(key) {
+                *old = value.clone();
+                changed += 1;
+            }
+        }
+        copy.write(entry, &records);
+        copy.render(entry);
+    }
+    assert!(changed > 1, "{key} of {changed} records");
+}

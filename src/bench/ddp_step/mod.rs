@@ -59,7 +59,7 @@ impl<C: Compared> Measure for Steps<C> {
     }
 
     fn validate_on(params: &Params, row: &Row, machine: &Machine) -> Result<()> {
-        row.link.validate_on(params.backend, params.world_size, machine)
+        row.validate_on(params, machine)
     }
 
     fn measure(params: &Params, _profile: Profile) -> Result<Row> {
@@ -135,6 +135,11 @@ impl Row {
             );
         }
         self.link.validate(expected)
+    }
+
+    /// Errors: a link that `machine` cannot have.
+    pub fn validate_on(&self, params: &Params, machine: &Machine) -> Result<()> {
+        self.link.validate_on(params.backend, params.world_size, machine)
     }
 }
 

@@ -55,12 +55,13 @@ pub fn check_bytes(row: &Value, machine: &Machine) -> Result<()> {
     })
 }
 
-/// Errors: more ranks of NCCL than `machine` has GPUs; times by rank in `row` of other than all ranks of its case; beside them a `last_rank` that is not the longest time of any
-/// rank, or a `mean` that is not theirs.
+/// Errors: more ranks of NCCL than `machine` has GPUs; times by rank in `row` of other than all ranks of its case; beside them a
+/// `last_rank` that is not the longest time of any rank, or a `mean` that is not theirs.
 pub fn check_ranks(params: &Value, row: &Value, machine: &Machine) -> Result<()> {
     let Some(ranks) = params.get("world_size").and_then(Value::as_u64) else { return Ok(()) };
     let gpus = machine.gpus.len() as u64;
-    let has_gpus = ranks <= gpus || params.get("backend").is_none_or(|backend| backend != "nccl");
+    // Of a CPU's cases no GPU is recorded.
+    let has_gpus = gpus == 0 || ranks <= gpus || params.get("backend").is_none_or(|backend| backend != "nccl");
     ensure!(has_gpus, "{ranks} ranks ran over NCCL, each on a GPU, and the machine has {gpus}");
     each_field(row, &mut |fields, key, value| {
         let (Some(times), "by_rank") = (value.as_array(), key) else { return Ok(()) };

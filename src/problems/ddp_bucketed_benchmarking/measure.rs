@@ -76,7 +76,7 @@ impl Measure for Bucketed {
     }
 
     fn validate_on(params: &Params, row: &Row, machine: &Machine) -> Result<()> {
-        row.steps.link.validate_on(params.backend, params.world_size, machine)
+        row.steps.validate_on(params, machine)
     }
 
     fn measure(params: &Params, _profile: Profile) -> Result<Row> {

@@ -64,9 +64,9 @@ impl Measure for FaultTests {
         let (found, expected) = ((row.names_rank, row.names_call), names(&row.words, params.world_size - 1));
         ensure!(found == expected, "its words name rank and collective: {expected:?}, and not {found:?}");
         ensure!(row.left <= params.world_size, "{} processes are left, of {} ranks", row.left, params.world_size);
-        let least = match params.fault {
-            RankFault::Stall | RankFault::NeverReady => params.patience_s,
-            RankFault::Work => params.deadline_s,
+        let least = match &row.words {
+            words if words.contains("the deadline of ") => params.deadline_s,
+            words if accusation(words).contains(" stalls, idle for ") => params.patience_s,
             _ => 0.0,
         };
         ensure!(row.seconds >= least, "it ended after {} s, and the case waits {least} s", row.seconds);
