@@ -3,7 +3,8 @@
 use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::all_reduce::{RankTimes, Sums, bus_factor, is_over_nvlink, require_carried};
+use super::all_reduce::{RankTimes, Sums, bus_factor};
+use super::nvlink::{is_over_nvlink, require_carried};
 use crate::collective::timeline::TimelineEntry;
 use crate::collective::{Backend, Operation, Shared};
 use crate::harness::record::Machine;

@@ -31,6 +31,8 @@ pub mod kernels;
 pub mod machine;
 /// A model and random batches for it.
 pub mod model_bench;
+/// What NVLink can carry at most.
+pub mod nvlink;
 /// What NVML reports.
 pub mod nvml;
 /// The Python process that runs PyTorch's side.

@@ -6,8 +6,9 @@ use anyhow::{Context as _, Result, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::ranks::{self, Input, Output};
-use crate::bench::all_reduce::{RankTimes, bus_factor, is_over_nvlink, require_carried};
+use crate::bench::all_reduce::{RankTimes, bus_factor};
 use crate::bench::interleave::Turns;
+use crate::bench::nvlink::{is_over_nvlink, require_carried};
 use crate::bench::peer::Software;
 use crate::collective::Backend;
 use crate::collective::ranks::{Launch, launch, validate_world_size};

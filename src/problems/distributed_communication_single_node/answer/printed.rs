@@ -2,7 +2,7 @@
 
 use super::super::measure::Params;
 use super::sum::{Sum, SumCase};
-use crate::bench::all_reduce::NVLINK;
+use crate::bench::nvlink::NVLINK;
 use crate::collective::Backend;
 use crate::harness::answer::figure::{Figure, Plot, PlotKind, Series};
 use crate::harness::answer::format::{self, distinct, grouped, markdown, time};

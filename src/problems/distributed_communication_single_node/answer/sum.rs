@@ -1,7 +1,7 @@
 //! One measured all-reduce, with the range of its turns.
 
 use super::super::measure::{Params, Row};
-use crate::bench::all_reduce::{NVLINK, is_over_nvlink};
+use crate::bench::nvlink::{NVLINK, is_over_nvlink};
 use crate::harness::answer::{Case, Paired, Quantity, Range, SameMachine, Unit};
 
 pub type SumCase = Case<Params, Row>;
