@@ -221,7 +221,7 @@ pub fn accepted_markdown(layout: &Layout) -> impl Iterator<Item = (&'static str,
 /// The text of a template by its path in the tree, or why there is none, and the remedy.
 fn template_text(layout: &Layout, path: &str) -> Result<String, String> {
     read_text(&layout.root.join(path)).map_err(|error| {
-        let restored = restoring(&layout.root, &format!("git checkout {path}"));
+        let restored = restoring(&layout.root, path);
         format!("failed to read {path}: {error}. Restore it: {restored}")
     })
 }

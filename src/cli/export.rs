@@ -95,7 +95,7 @@ fn unknown<'a>(
     let known = if known.is_empty() { format!("no {kind} at all") } else { known.join(", ") };
     let is_missing = |profile: &Profile| records.planned(*profile).next().is_some() && records.of(*profile).is_none();
     let missing = Profile::ALL.into_iter().find(is_missing).map_or(String::new(), |profile| {
-        let restored = restoring(&layout.root, &format!("git checkout snapshots/{profile}/{problem}.json"));
+        let restored = restoring(&layout.root, &format!("snapshots/{profile}/{problem}.json"));
         format!(
             ". Records of the {profile}, which may have more, are missing: {restored}, or `cs336 measure {problem}`"
         )

@@ -114,7 +114,7 @@ fn frame(layout: &Layout) -> Result<String> {
         bail!("{}", layout.leads_nowhere(link));
     }
     read_text(&path).with_context(|| {
-        let restored = restoring(&layout.root, "git checkout report/writeup.typ");
+        let restored = restoring(&layout.root, "report/writeup.typ");
         format!("failed to read {}, the layout of pages; restore it: {restored}", layout.display(&path))
     })
 }

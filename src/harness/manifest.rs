@@ -34,9 +34,10 @@ pub struct Manifest {
     files: BTreeMap<String, String>,
 }
 
-/// How a file of the tree in `root` comes back: by a command of git, which a bundle has not.
-pub fn restoring(root: &Path, command: &str) -> String {
-    if is_bundle(root) { "unpack the bundle again".into() } else { format!("`{command}`") }
+/// How `file` of the tree in `root` comes back: from git, which a bundle has not.
+pub fn restoring(root: &Path, file: &str) -> String {
+    // From the commit: where the change or the deletion is staged, the index has not the committed file.
+    if is_bundle(root) { "unpack the bundle again".into() } else { format!("`git checkout HEAD -- {file}`") }
 }
 
 /// Whether the tree in `root` is a bundle, not a checkout.

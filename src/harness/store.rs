@@ -94,7 +94,7 @@ impl Layout {
     }
 
     fn restoring(&self, path: &Path) -> String {
-        let command = restoring(&self.root, &format!("git restore {}", self.display(path)));
+        let command = restoring(&self.root, &self.display(path));
         format!("Restore it: {command}. If it is the same then, remove it, and accept a record of now.")
     }
 

@@ -57,7 +57,7 @@ pub fn load(root: &Path, problem: &Problem) -> Result<Option<Suite>> {
     let path = root.join("suites").join(format!("{}.toml", problem.name));
     let origin = format!("suites/{}.toml", problem.name);
     let text = read_text(&path).with_context(|| {
-        let (name, restored) = (problem.name, restoring(root, &format!("git checkout {origin}")));
+        let (name, restored) = (problem.name, restoring(root, &origin));
         format!("{origin} cannot be read: it declares what {name} measures; restore it: {restored}")
     })?;
     parse(&text, &origin, &measured.parse).map(Some)

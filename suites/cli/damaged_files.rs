@@ -6,7 +6,7 @@ use super::*;
 fn an_accepted_record_that_cannot_be_used_is_restored_from_git_by_its_name() {
     let tree = Tree::with_records();
     fs::write(tree.layout().accepted(Profile::Cpu, PROBLEM), "{").unwrap();
-    let remedy = format!("git restore snapshots/cpu/{PROBLEM}.json");
+    let remedy = format!("git checkout HEAD -- snapshots/cpu/{PROBLEM}.json");
     for verb in [&["writeup", "--no-measure"][..], &["writeup", "--check"]] {
         assert!(tree.refused(verb).contains(&remedy), "{verb:?}");
     }
@@ -65,7 +65,7 @@ fn results_of_device_checks_that_cannot_be_read_are_moved_aside_without_a_gpu_an
     fs::create_dir_all(accepted.parent().unwrap()).unwrap();
     fs::write(&accepted, "{\"schema\":0}").unwrap();
     let said = tree.refused(&["writeup", "--check"]);
-    assert!(said.contains("Restore it: `git restore snapshots/gpu/device.json`"), "{said}");
+    assert!(said.contains("Restore it: `git checkout HEAD -- snapshots/gpu/device.json`"), "{said}");
 }
 
 #[test]
@@ -95,7 +95,9 @@ fn a_shared_template_that_cannot_be_read_costs_only_what_includes_it() {
     fs::write(tree.path("templates/shared/steps.md"), b"\xff").unwrap();
     let said = tree.refused(&["writeup", "--no-measure"]);
     assert!(said.contains("minimal_ddp_flat_benchmarking: ") && !said.contains("flash_benchmarking: "), "{said}");
-    assert!(said.contains("templates/shared/steps.md: ") && said.contains("git checkout templates/shared/steps.md"));
+    assert!(
+        said.contains("templates/shared/steps.md: ") && said.contains("git checkout HEAD -- templates/shared/steps.md")
+    );
 }
 
 #[test]
@@ -103,7 +105,10 @@ fn a_summary_that_cannot_be_read_costs_its_page_alone() {
     let tree = Tree::with_records();
     fs::remove_file(tree.path("templates/summary.md")).unwrap();
     let said = tree.refused(&["writeup", "--no-measure"]);
-    assert!(said.contains("writeup.md are ready") && said.contains("git checkout templates/summary.md"), "{said}");
+    assert!(
+        said.contains("writeup.md are ready") && said.contains("git checkout HEAD -- templates/summary.md"),
+        "{said}"
+    );
 }
 
 #[test]

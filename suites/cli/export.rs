@@ -34,7 +34,7 @@ fn names_that_do_not_exist_are_answered_with_those_that_do() {
         (&[PROBLEM, "--table", "five"][..], "has no table \"five\"; it has \"binades\", \"four\""),
         (
             &[PROBLEM, "--table", "five"],
-            "Records of the gpu, which may have more, are missing: `git checkout snapshots/gpu/",
+            "Records of the gpu, which may have more, are missing: `git checkout HEAD -- snapshots/gpu/",
         ),
         (&[DRAWN, "--figure", "four"], "has no figure \"four\"; it has \"passes\""),
         (&[DRAWN, "--figure", "passes", "--format", "csv"], "a figure is exported as svg"),

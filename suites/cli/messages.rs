@@ -82,7 +82,7 @@ const TABLE: &[BadInput] = &[
     bad("a write-up that was never built", &["writeup", "--fresh"],
         ["no case is recorded", "run", "`cs336 measure`"]),
     spoilt("a suite that is missing", |tree| fs::remove_file(tree.path(format!("suites/{PROBLEM}.toml"))).unwrap(),
-        ["cannot be read", "declares what mixed_precision_accumulation measures", "git checkout suites/"]),
+        ["cannot be read", "declares what mixed_precision_accumulation measures", "git checkout HEAD -- suites/"]),
     spoilt("a suite with an unknown profile", |tree| tree.suite("[tpu.a]\naddend = \"float32\"\n"),
         ["unknown profile \"tpu\"", "a suite holds", "[cpu.<grid>] and [gpu.<grid>]"]),
     spoilt("a suite with a key outside a grid", |tree| tree.suite("[cpu]\naddend = \"float32\"\n"),
