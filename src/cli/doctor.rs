@@ -14,11 +14,14 @@ use crate::harness::python;
 use crate::harness::record::Gpu;
 use crate::harness::store::Layout;
 use crate::printable::{indented, shown_path};
-use crate::process::{output_within, program};
+use crate::process::{LockedFolder, output_within, program};
 use crate::root::installing;
-use crate::units::human_bytes;
+use crate::units::{MIB, human_bytes};
 
 pub mod ranks;
+
+/// A disk with less is nearly full: the files of one check have megabytes.
+const LEAST_ROOM: f64 = 128.0 * MIB;
 
 /// One requirement: whether it is met, and what does not work without it.
 #[derive(Serialize)]
@@ -78,6 +81,7 @@ fn examine() -> Result<Vec<Requirement>> {
             "without it, kernels are not compiled, and cases that need them are not run",
         ),
         part("kernel cache", cuda::kernel_cache(), "each process compiles the kernels that are not in it"),
+        part("temporary", temporary(), "ranks, subjects and Python's PyTorch keep files there, and fail without them"),
         part("peers", peers(), "without it, comparisons with Python's PyTorch are not run"),
         part(
             "git",
@@ -109,6 +113,20 @@ fn part(name: &'static str, described: Result<String>, otherwise: &str) -> Requi
     let ok = described.is_ok();
     let detail = described.unwrap_or_else(|error| format!("{error:#}; {otherwise}"));
     Requirement { name, ok, required: false, detail }
+}
+
+/// The folder for temporary files and its room. Errors: nothing can be written there; it has less than [`LEAST_ROOM`].
+fn temporary() -> Result<String> {
+    let folder = LockedFolder::new("doctor")?;
+    let disk = rustix::fs::statvfs(folder.path())?;
+    let room = disk.f_bavail as f64 * disk.f_frsize as f64;
+    let has_room = format!(
+        "{} has room for {}",
+        shown_path(folder.path().parent().unwrap_or(folder.path())),
+        human_bytes(room as u64)
+    );
+    ensure!(room >= LEAST_ROOM, "{has_room}; set TMPDIR to a folder with more");
+    Ok(has_room)
 }
 
 /// The interpreter that runs `suites/peers`, with its versions of PyTorch and Triton. Imports no large module.

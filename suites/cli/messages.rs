@@ -2,6 +2,7 @@
 
 use std::os::unix::fs::symlink;
 
+use super::interruption::through_shell;
 use super::*;
 
 /// One bad input: how the tree is damaged, the command, and the expected parts of the message.
@@ -203,6 +204,30 @@ fn a_program_that_is_no_python_is_no_peer() {
     let output = Tree::new().command(&["doctor"]).env("CS336_PYTHON", "/bin/true").output().unwrap();
     let said = output_text(&output);
     assert!(said.contains("absent   peers        /bin/true has no PyTorch"), "{said}");
+}
+
+/// Without room there, ranks and subjects fail one by one.
+#[test]
+fn doctor_names_a_temporary_folder_without_room() {
+    let (tree, small) = (Tree::new(), tempfile::tempdir().unwrap());
+    let said = |line: &str, temporary: &Path| {
+        let output = through_shell(&tree, line, &["doctor"]).env("TMPDIR", temporary).output().unwrap();
+        output_text(&output)
+    };
+    let unwritable = said("", Path::new("/proc/self"));
+    assert!(unwritable.contains("absent   temporary"), "{unwritable}");
+    assert!(unwritable.contains("set TMPDIR to a folder that can be written to and has room"), "{unwritable}");
+    let ample = said("", Path::new("/tmp"));
+    assert!(ample.contains("ok       temporary    /tmp has room for "), "{ample}");
+
+    let mount = "set -- unshare --user --map-root-user --mount sh -c 'mount -t tmpfs -o size=8m none \"$TMPDIR\" || \
+                 { echo no mounts; exit; }; exec \"$@\"' sh \"$@\"";
+    let full = said(mount, small.path());
+    if full.contains("no mounts") || full.contains("unshare failed") {
+        eprintln!("skipped in part: no mounts here: {full}");
+        return;
+    }
+    assert!(full.contains("has room for 8.00 MiB; set TMPDIR to a folder with more"), "{full}");
 }
 
 /// Problems whose records no other answer reads; the text of a record that cannot be used, in which PROBLEM stands for the
