@@ -95,7 +95,7 @@ impl Layout {
 
     fn restoring(&self, path: &Path) -> String {
         let command = restoring(&self.root, &self.display(path));
-        format!("Restore it: {command}. If it is the same then, remove it, and accept a record of now.")
+        format!("Restore it: {command}; if it is the same then, remove it and accept a record of now")
     }
 
     fn read(&self, path: &Path, problem: &Problem, profile: Profile) -> Result<Option<RecordFile>> {
