@@ -205,7 +205,7 @@ impl MeasurementContext<'_> {
                 let checked = floor::check(&row, &self.run.peaks)
                     .and_then(|()| check_times(&row, elapsed.as_secs_f64()))
                     .and_then(|()| check_bytes(&row, &self.run.machine))
-                    .and_then(|()| (self.measured.require_possible)(params, &row, &self.run.machine));
+                    .and_then(|()| (self.measured.check_row)(params, &row, &self.run.machine));
                 match checked {
                     Ok(()) => Outcome::Measured { row },
                     Err(error) => failed(format!("{error:#}")),
@@ -223,6 +223,7 @@ impl MeasurementContext<'_> {
 #[cfg(test)]
 mod tests {
     use anyhow::ensure;
+    use serde::{Deserialize, Serialize};
     use serde_json::json;
 
     use super::*;
@@ -232,24 +233,37 @@ mod tests {
 
     struct Even;
 
+    #[derive(Serialize, Deserialize)]
+    struct Number {
+        n: f64,
+    }
+
     impl Measure for Even {
         type Params = Value;
-        type Row = Value;
+        type Row = Number;
         const REVISION: u32 = 1;
 
-        fn validate_row(_: &Value, row: &Value) -> Result<()> {
-            ensure!(row["n"].as_i64().is_some_and(|n| n % 2 == 0), "n is odd");
+        fn validate_row(_: &Value, row: &Number) -> Result<()> {
+            ensure!(row.n % 2.0 == 0.0, "n is odd");
             Ok(())
         }
 
-        fn measure(_: &Value, _: Profile) -> Result<Value> {
-            bail!("no test measures it")
+        fn measure(params: &Value, _: Profile) -> Result<Number> {
+            Ok(Number { n: 1.0 / params["divisor"].as_f64().context("no divisor")? })
         }
+    }
+
+    #[test]
+    fn results_that_are_not_finite_are_an_error_of_the_measurement() {
+        let measure = |divisor: f64| (Measured::of::<Even>().measure)(&json!({"divisor": divisor}), Profile::Cpu, None);
+        assert_eq!(measure(0.5).unwrap(), json!({"n": 2.0}));
+        let said = format!("{:#}", measure(0.0).unwrap_err());
+        assert!(said.contains("NaN and infinity are null: invalid type: null"), "{said}");
     }
 
     /// It would cost the whole record when that is read.
     #[test]
-    fn a_row_that_contradicts_its_case_is_a_failure_of_that_case() {
+    fn a_row_that_contradicts_its_case_or_type_is_a_failure_of_that_case() {
         let measured = Measured::of::<Even>();
         let problem = Problem {
             name: "toy",
@@ -262,11 +276,13 @@ mod tests {
         let run = MadeUp::cpu("toy").measured("a", &json!({}), &json!({"n": 2})).set().file.runs[0].clone();
         let worker = Worker::new(&Layout::at("/nowhere".into()));
         let context = MeasurementContext { problem: &problem, measured: &measured, profile: Profile::Cpu, worker, run };
-        let ended = |n: i64| {
+        let ended = |n: Value| {
             let ending = Ending::Reply(Reply::Ended(Outcome::Measured { row: json!({"n": n}) }));
             context.outcome(&json!({}), ending, Duration::from_secs(1)).unwrap()
         };
-        assert!(matches!(ended(2), Outcome::Measured { .. }));
-        assert_eq!(ended(1).failure(), Some("n is odd"));
+        assert!(matches!(ended(json!(2)), Outcome::Measured { .. }));
+        assert_eq!(ended(json!(1)).failure(), Some("n is odd"));
+        let said = ended(Value::Null);
+        assert!(said.failure().is_some_and(|said| said.contains("invalid type: null")), "{said:?}");
     }
 }

@@ -122,7 +122,7 @@ pub struct Measured {
     pub parse: fn(&Value, Profile) -> Result<Value>,
     /// Checks that the stored row of a case still has the shape that the template expects, and is possible.
     pub check_row: fn(&Value, &Value, &Machine) -> Result<()>,
-    /// As `check_row`, of a row that has the fields of its type; another one passes.
+    /// As `check_row`, of a row and parameters that have the fields of their types; others pass, since they are stale.
     pub require_possible: fn(&Value, &Value, &Machine) -> Result<()>,
     pub predicted_bytes: fn(&Value, Profile) -> Option<u64>,
     pub fresh_process: fn(&Value) -> bool,
@@ -173,10 +173,8 @@ fn require_possible<M: Measure>(params: &Value, row: &Value, machine: &Machine) 
     let (Ok(typed), Ok(of_type)) = (M::Params::deserialize(params), json::from_value::<M::Row>(row)) else {
         return Ok(());
     };
-    // No suite has such a case. The rules reckon with what a case can be.
-    if M::validate(&typed).is_err() {
-        return Ok(());
-    }
+    // First, since the rules reckon with what a case can be.
+    M::validate(&typed).context("no suite can have this case")?;
     check_ranks(params, row, machine)?;
     M::validate_row(&typed, &of_type)?;
     M::validate_on(&typed, &of_type, machine)
@@ -196,5 +194,8 @@ fn measure<M: Measure>(params: &Value, profile: Profile, subject: Option<&Subjec
         Some(subject) => M::measure_subject(&params, profile, subject)?,
         None => M::measure(&params, profile)?,
     };
-    Ok(serde_json::to_value(row)?)
+    let row = serde_json::to_value(row)?;
+    let _: M::Row =
+        json::from_value(&row).context("no record can hold these results, of which NaN and infinity are null")?;
+    Ok(row)
 }

@@ -145,3 +145,19 @@ fn parameters_that_no_suite_can_have_end_in_a_sentence_or_in_a_report(#[case] ke
     }
     assert!(changed > 1, "{key} of {changed} records");
 }
+
+/// The rules of a row reckon with what a case can be, so without its parameters nothing holds its figures.
+#[test]
+fn a_record_of_a_case_that_no_suite_can_have_is_not_read_by_any_answer() {
+    let copy = Copy::new();
+    let named = |name: &str| measured().find(|entry| entry.name == name).unwrap();
+    let changed = named("naive_ddp_benchmarking");
+    let mut records = records(changed);
+    cases(&mut records[0].1)[0]["params"]["rounds"] = json!(0);
+    copy.write(changed, &records);
+    for reader in [changed, named("ddp_bucketed_benchmarking")] {
+        let (_, rendered) = copy.render(reader);
+        let said = rendered.faults.iter().map(|fault| fault.to_string()).collect::<Vec<_>>().join("\n");
+        assert!(said.contains("no suite can have this case: "), "{}: {said}", reader.name);
+    }
+}
