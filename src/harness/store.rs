@@ -248,11 +248,13 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
         }
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;
-        let mut file = tempfile::Builder::new().prefix(PARTIAL).tempfile_in(folder)?;
+        // As any new file: who may read it is what the umask leaves.
+        let new = fs::Permissions::from_mode(0o666);
+        let mut file = tempfile::Builder::new().prefix(PARTIAL).permissions(new).tempfile_in(folder)?;
         file.write_all(content)?;
-        // Only the owner can read a temporary file. A record must be readable by all who can enter the folder.
-        let permissions = existing.as_ref().map_or(fs::Permissions::from_mode(0o644), fs::Metadata::permissions);
-        file.as_file().set_permissions(permissions)?;
+        if let Some(existing) = &existing {
+            file.as_file().set_permissions(existing.permissions())?;
+        }
         file.as_file().sync_all()?;
         let Err(PersistError { error, .. }) = file.persist(&target) else { return Ok(()) };
         if ![Errno::BUSY, Errno::PERM].map(|errno| Some(errno.raw_os_error())).contains(&error.raw_os_error()) {

@@ -33,6 +33,20 @@ fn this_user_alone_writes_to_new_files_whatever_the_mask_is(#[case] mask: &str) 
     }
 }
 
+/// Grades and records are read by whom the user's mask lets read.
+#[rstest]
+#[case::of_the_user_alone("077", 0o600)]
+#[case::of_the_group("027", 0o640)]
+#[case::of_all("022", 0o644)]
+fn a_new_file_is_read_by_whom_the_mask_lets_read(#[case] mask: &str, #[case] expected: u32) {
+    let tree = Tree::new();
+    let results = tree.path("results.xml");
+    let arguments = ["grade", "device", "--junit", results.to_str().unwrap()];
+    let output = through_shell(&tree, &format!("umask {mask}"), &arguments).output().unwrap();
+    assert!(results.exists(), "{}", output_text(&output));
+    assert_eq!(fs::metadata(&results).unwrap().permissions().mode() & 0o777, expected);
+}
+
 #[test]
 fn a_tree_of_another_user_above_the_working_directory_is_refused() {
     let tree = Tree::new();
