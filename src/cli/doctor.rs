@@ -119,12 +119,13 @@ fn part(name: &'static str, described: Result<String>, otherwise: &str) -> Requi
 fn temporary() -> Result<String> {
     let folder = LockedFolder::new("doctor")?;
     let disk = rustix::fs::statvfs(folder.path())?;
+    let shown = shown_path(folder.path().parent().unwrap_or(folder.path()));
+    // A file system in memory may have no limit of its own.
+    if disk.f_blocks == 0 {
+        return Ok(shown);
+    }
     let room = disk.f_bavail as f64 * disk.f_frsize as f64;
-    let has_room = format!(
-        "{} has room for {}",
-        shown_path(folder.path().parent().unwrap_or(folder.path())),
-        human_bytes(room as u64)
-    );
+    let has_room = format!("{shown} has room for {}", human_bytes(room as u64));
     ensure!(room >= LEAST_ROOM, "{has_room}; set TMPDIR to a folder with more");
     Ok(has_room)
 }

@@ -248,9 +248,9 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
         }
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;
-        // As any new file: who may read it is what the umask leaves.
-        let new = fs::Permissions::from_mode(0o666);
-        let mut file = tempfile::Builder::new().prefix(PARTIAL).permissions(new).tempfile_in(folder)?;
+        // Of a new file, those that the umask leaves. Nobody else may read it while it is written.
+        let permissions = existing.as_ref().map_or(fs::Permissions::from_mode(0o666), fs::Metadata::permissions);
+        let mut file = tempfile::Builder::new().prefix(PARTIAL).permissions(permissions).tempfile_in(folder)?;
         file.write_all(content)?;
         if let Some(existing) = &existing {
             file.as_file().set_permissions(existing.permissions())?;

@@ -220,14 +220,19 @@ fn doctor_names_a_temporary_folder_without_room() {
     let ample = said("", Path::new("/tmp"));
     assert!(ample.contains("ok       temporary    /tmp has room for "), "{ample}");
 
-    let mount = "set -- unshare --user --map-root-user --mount sh -c 'mount -t tmpfs -o size=8m none \"$TMPDIR\" || \
-                 { echo no mounts; exit; }; exec \"$@\"' sh \"$@\"";
-    let full = said(mount, small.path());
+    let mounted = |size: &str| {
+        let mount =
+            format!("mount -t tmpfs -o size={size} none \"$TMPDIR\" || {{ echo no mounts; exit; }}; exec \"$@\"");
+        said(&format!("set -- unshare --user --map-root-user --mount sh -c '{mount}' sh \"$@\""), small.path())
+    };
+    let full = mounted("8m");
     if full.contains("no mounts") || full.contains("unshare failed") {
         eprintln!("skipped in part: no mounts here: {full}");
         return;
     }
     assert!(full.contains("has room for 8.00 MiB; set TMPDIR to a folder with more"), "{full}");
+    let unlimited = mounted("0");
+    assert!(unlimited.contains(&format!("ok       temporary    {}\n", small.path().display())), "{unlimited}");
 }
 
 /// Problems whose records no other answer reads; the text of a record that cannot be used, in which PROBLEM stands for the
