@@ -14,6 +14,7 @@ pub mod handout;
 pub mod host_load;
 pub mod manifest;
 pub mod named_files;
+pub mod partial;
 pub mod peer;
 pub mod plan;
 pub mod problem;

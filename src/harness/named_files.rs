@@ -8,7 +8,8 @@ use std::path::{Component, Path, PathBuf};
 use anyhow::{Result, bail};
 use rustix::io::Errno;
 
-use super::store::{PARTIAL, cannot_write};
+use super::partial::PARTIAL;
+use super::store::cannot_write;
 use crate::printable::shown_path;
 
 /// More links than the kernel follows.

@@ -7,8 +7,9 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 use rustix::fs::OFlags;
 
+use super::partial::PARTIAL;
 use super::record::Profile;
-use super::store::{Layout, PARTIAL, cannot_write, dangling};
+use super::store::{Layout, cannot_write, dangling};
 
 /// Locks the records until the file is dropped, and removes what a killed command left half written. A second command that
 /// writes records is refused, not queued.

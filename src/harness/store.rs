@@ -2,7 +2,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
@@ -13,6 +13,7 @@ use tempfile::PersistError;
 
 use super::manifest::restoring;
 use super::named_files::{descriptor, target_of};
+use super::partial::partial;
 use super::problem::{Measured, Problem};
 use super::record::{Outcome, Profile, RecordFile};
 use super::subject::Subject;
@@ -218,12 +219,9 @@ fn code_of(source: &str) -> String {
     source.lines().map(code).filter(|line| !line.is_empty()).fold(String::new(), |text, line| text + &line + "\n")
 }
 
-/// What the name of a file begins with that is not yet whole; git ignores it. A command that was killed leaves one.
-pub(super) const PARTIAL: &str = ".cs336-partial-";
-
 /// Writes the whole file or nothing: a temporary file in the same folder, synced, then renamed.
 ///
-/// A link is followed, an existing file keeps its permissions, and what is no regular file (a device, a pipe) or is open
+/// A link is followed, an existing file keeps who may read it, and what is no regular file (a device, a pipe) or is open
 /// (/dev/stdout, /dev/fd/3) is written to and not replaced. So is a file that cannot be replaced: one that is a mount of its own,
 /// or another user's in a folder such as /tmp.
 pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
@@ -248,13 +246,8 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
         }
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;
-        // Of a new file, those that the umask leaves. Nobody else may read it while it is written.
-        let permissions = existing.as_ref().map_or(fs::Permissions::from_mode(0o666), fs::Metadata::permissions);
-        let mut file = tempfile::Builder::new().prefix(PARTIAL).permissions(permissions).tempfile_in(folder)?;
+        let mut file = partial(folder, &target, existing.as_ref())?;
         file.write_all(content)?;
-        if let Some(existing) = &existing {
-            file.as_file().set_permissions(existing.permissions())?;
-        }
         file.as_file().sync_all()?;
         let Err(PersistError { error, .. }) = file.persist(&target) else { return Ok(()) };
         if ![Errno::BUSY, Errno::PERM].map(|errno| Some(errno.raw_os_error())).contains(&error.raw_os_error()) {

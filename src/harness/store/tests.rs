@@ -1,7 +1,6 @@
 //! Files of the store: written whole or not at all, and hashes of kernels.
 
-use std::os::unix::fs::{FileTypeExt as _, chown, symlink};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::os::unix::fs::{FileTypeExt as _, PermissionsExt as _, chown, symlink};
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
@@ -39,29 +38,6 @@ fn a_write_through_a_link_changes_its_target_and_leaves_the_link() {
         assert_eq!(fs::read(path(target)).unwrap(), b"new");
     }
     assert_eq!(fs::metadata(path("deep/private")).unwrap().permissions().mode() & 0o777, 0o600);
-}
-
-/// Of the temporary file in its place, which is longer there than anybody may look.
-#[test]
-fn a_private_file_is_not_readable_while_it_is_replaced() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("grades.csv");
-    fs::write(&path, "old").unwrap();
-    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).unwrap();
-    let (written, content) = (AtomicBool::new(false), vec![b'x'; 64 << 20]);
-    std::thread::scope(|scope| {
-        scope.spawn(|| {
-            write_atomically(&path, &content).unwrap();
-            written.store(true, Ordering::Relaxed);
-        });
-        while !written.load(Ordering::Relaxed) {
-            for entry in fs::read_dir(folder.path()).unwrap().flatten() {
-                let mode = entry.metadata().map_or(0o600, |found| found.permissions().mode());
-                assert_eq!(mode & 0o777, 0o600, "{:?}", entry.path());
-            }
-        }
-    });
-    assert_eq!(fs::metadata(&path).unwrap().len(), content.len() as u64);
 }
 
 /// Another user's, in a folder such as /tmp.
