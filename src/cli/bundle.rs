@@ -94,8 +94,9 @@ pub fn run(layout: &Layout) -> Result<Ended> {
     let manifest = Manifest::of(&folder, commit)?;
     fs::write(folder.join(MANIFEST), serde_json::to_string_pretty(&manifest)?)?;
     let archive = packing.path().join("cs336.tar.gz");
-    // Where root unpacks it, files would belong to whoever has the builder's number there.
-    let owner = ["--owner=0", "--group=0", "--numeric-owner", "--mode=go-w"];
+    // Where root unpacks it, files would belong to whoever has the builder's number there, and could be read as the builder's
+    // umask said.
+    let owner = ["--owner=0", "--group=0", "--numeric-owner", "--mode=u+rwX,go+rX,go-w"];
     let mut tar = program("tar");
     // Options that a user has for other archives would leave files out.
     tar.env_remove("TAR_OPTIONS").env_remove("GZIP");

@@ -58,9 +58,18 @@ fn archive() -> &'static Path {
         let mut bundle = builder(&repository);
         bundle.arg("bundle").env("CS336_ROOT", &repository);
         // Options of a user's own backups.
-        printed(bundle.env("TAR_OPTIONS", "--exclude=*.toml"));
+        bundle.env("TAR_OPTIONS", "--exclude=*.toml");
+        printed(&mut keeping_others_out(&bundle));
         repository.join("dist/cs336.tar.gz")
     })
+}
+
+/// As `command`, whose new files others may not read.
+fn keeping_others_out(command: &Command) -> Command {
+    let mut shell = Command::new("sh");
+    shell.args(["-c", "umask 077; exec \"$0\" \"$@\""]).arg(command.get_program()).args(command.get_args());
+    shell.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    shell
 }
 
 /// The program; where this is root, run by another user, to whom the repository then belongs. Packed by root itself, files
@@ -158,12 +167,14 @@ fn no_packed_file_holds_a_path_of_the_builder() {
 }
 
 #[test]
-fn packed_files_belong_to_root_and_only_their_owner_can_write_to_them() {
+fn packed_files_belong_to_root_and_all_can_read_them_and_only_their_owner_can_write_to_them() {
     let listed = printed(Command::new("tar").args(["--numeric-owner", "-tvzf"]).arg(archive()));
     assert!(listed.contains("report/writeup.typ"), "{listed}");
     for line in listed.lines() {
         let (mode, rest) = line.split_once(' ').unwrap();
         assert!(rest.trim_start().starts_with("0/0 ") && !mode[4..].contains('w'), "{line}");
+        let others = if mode[..4].contains('x') { "r-x" } else { "r--" };
+        assert!(mode.ends_with(others), "{line}");
     }
 }
 
