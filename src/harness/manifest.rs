@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use super::provenance::Commit;
 use super::store::{sha256, sha256_of_file};
 use crate::json;
-use crate::printable::{one_line, shown_path};
+use crate::printable::{one_line, shell_word, shown_path};
 use crate::root::read_text;
 
 /// The file in which a bundle keeps its manifest.
@@ -36,8 +36,13 @@ pub struct Manifest {
 
 /// How `file` of the tree in `root` comes back: from git, which a bundle has not.
 pub fn restoring(root: &Path, file: &str) -> String {
+    if is_bundle(root) {
+        return "unpack the bundle again".into();
+    }
+    let is_here = std::env::current_dir().is_ok_and(|here| here == root);
+    let in_tree = if is_here { String::new() } else { format!(" -C {}", shell_word(root)) };
     // From the commit: where the change or the deletion is staged, the index has not the committed file.
-    if is_bundle(root) { "unpack the bundle again".into() } else { format!("`git checkout HEAD -- {file}`") }
+    format!("`git{in_tree} checkout HEAD -- {file}`")
 }
 
 /// Whether the tree in `root` is a bundle, not a checkout.

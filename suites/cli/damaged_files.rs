@@ -14,6 +14,26 @@ fn an_accepted_record_that_cannot_be_used_is_restored_from_git_by_its_name() {
     assert!(report.contains("**This answer could not be built: snapshots/cpu/mixed"), "the section does not say it");
 }
 
+/// From a folder below the root, where the bad file is also staged.
+#[test]
+fn the_command_that_is_advised_restores_a_record() {
+    let tree = Tree::with_records();
+    super::bundle::commit_all(&tree.path(""));
+    let accepted = tree.layout().accepted(Profile::Cpu, PROBLEM);
+    let sound = fs::read_to_string(&accepted).unwrap();
+    fs::write(&accepted, "{").unwrap();
+    let git = |arguments: &[&str]| {
+        assert!(Command::new("git").args(arguments).current_dir(tree.path("")).status().unwrap().success())
+    };
+    git(&["add", "snapshots"]);
+    let below = tree.path("suites");
+    let said = output_text(&tree.command(&["writeup", "--check"]).current_dir(&below).output().unwrap());
+    let advised = said.split('`').find(|text| text.starts_with("git ")).unwrap();
+    let restored = Command::new("sh").args(["-c", advised]).current_dir(&below).output().unwrap();
+    assert!(restored.status.success(), "{advised}: {}", output_text(&restored));
+    assert_eq!(fs::read_to_string(&accepted).unwrap(), sound);
+}
+
 /// `accept` alone refused it, and the report printed it.
 #[test]
 fn a_record_that_contradicts_its_case_is_not_read_and_the_accepted_one_answers() {
