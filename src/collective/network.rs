@@ -49,13 +49,13 @@ impl Environment {
     /// Errors: this host lacks the interface of `GLOO_SOCKET_IFNAME`; those that it has. Every host has the loopback interface,
     /// also where a container does not list it.
     pub fn require_interface(&self) -> Result<()> {
-        const INTERFACES: &str = "/sys/class/net";
+        // Unlike /sys/class/net, of the network namespace that this process is in.
+        const INTERFACES: &str = "/proc/self/net/dev";
         let Some(name) = self.interface.as_ref().filter(|name| *name != LOOPBACK_INTERFACE) else { return Ok(()) };
-        let entries = std::fs::read_dir(INTERFACES).with_context(|| format!("failed to list {INTERFACES}"))?;
-        let mut known: Vec<_> =
-            entries.filter_map(|entry| Some(entry.ok()?.file_name().to_string_lossy().into_owned())).collect();
-        known.sort();
-        if !known.contains(name) {
+        let listed = std::fs::read_to_string(INTERFACES).with_context(|| format!("failed to read {INTERFACES}"))?;
+        let mut known: Vec<_> = listed.lines().filter_map(|line| Some(line.split_once(':')?.0.trim())).collect();
+        known.sort_unstable();
+        if !known.contains(&name.as_str()) {
             let known = known.join(", ");
             bail!("GLOO_SOCKET_IFNAME is {name:?}, and {} has no such interface: name one of {known}", host_name());
         }

@@ -57,6 +57,10 @@ const TESTS: &[(&str, Body)] = &[
         let master = [("MASTER_ADDR", "127.0.1.1")];
         hosts.results::<Value>(folder, selftest::TASK.name, &Value::Null, &master).map(drop)
     }),
+    ("an_interface_of_the_hosts_own_network_is_found", |hosts, folder| {
+        let interface = [("GLOO_SOCKET_IFNAME", "veth")];
+        hosts.results::<Value>(folder, selftest::TASK.name, &Value::Null, &interface).map(drop)
+    }),
     ("a_link_that_goes_down_is_named_with_the_rank_behind_it", a_link_that_goes_down),
     ("a_killed_far_rank_is_named_with_its_host", |hosts, folder| {
         a_lost_rank(
