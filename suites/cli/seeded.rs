@@ -44,6 +44,12 @@ const ATTENTION: &[Bug] = &[
     ("is_causal_on_the_class", "flash_backward", "official_protocol_pytorch", "dq is off by up to"),
 ];
 
+/// What no official size shows.
+const SIZES: &[Bug] = &[
+    ("queries_beyond_128_forgotten", "flash_forward", "drawn_inputs", OFF),
+    ("sequences_beyond_4_forgotten", "flash_forward", "drawn_inputs", OFF),
+];
+
 /// The mutants of `src/checks/mutants`, apart from `mutant_forgets_passes`: no adapter runs several passes.
 const INDIVIDUAL: &[Bug] = &[
     ("summed", PER_PARAMETER, "toy_model", AWAY),
@@ -81,6 +87,7 @@ const SHARDED: &[Bug] = &[
 
 #[rstest]
 #[case::attention(&["flash_forward", "flash_backward"], ATTENTION)]
+#[case::sizes(&["flash_forward"], SIZES)]
 #[case::individual(&[PER_PARAMETER], INDIVIDUAL)]
 #[case::tied(&[PER_PARAMETER], TIED)]
 #[case::bucketed(&["ddp_overlap_bucketed"], BUCKETED)]

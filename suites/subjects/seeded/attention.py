@@ -26,6 +26,10 @@ def scores(q, k, i, j, is_causal):
 
 
 def forward(q, k, v, is_causal):
+    if has("queries_beyond_128_forgotten"):
+        q = torch.cat((q[:, :128], 0 * q[:, 128:]), 1)
+    if has("sequences_beyond_4_forgotten"):
+        q = torch.cat((q[:4], 0 * q[4:]))
     os, lses = [], []
     wide = torch.bfloat16 if has("accumulates_in_bfloat16") else torch.float32
     for i in range(0, q.shape[-2], QUERIES):
