@@ -51,7 +51,8 @@ impl Measure for Accumulation {
 
     fn validate(params: &Params) -> Result<()> {
         let x = params.addend_value;
-        ensure!(x.is_finite() && x > 0.0, "addend_value is {x}; it must be a finite number above zero");
+        let largest = params.addend.format().largest;
+        ensure!(x > 0.0 && x <= largest, "addend_value is {x}; choose a number above 0 and up to {largest:e}");
         ensure!(
             (1..=1_000_000).contains(&params.iterations),
             "iterations is {}; choose 1 to 1,000,000",
