@@ -59,8 +59,10 @@ fn explain_entry(layout: &Layout, entry: &Problem) -> Result<Ended> {
         if let Some(plan) = plan(layout, entry, profile, Scope::Outdated)? {
             plan.unreadable.iter().for_each(|why| println!("{}", indented(why, 4)));
             let (seconds, unknown) = plan.estimate();
+            let failed = plan.record.cases.iter().filter(|case| case.outcome.failure().is_some()).count();
             println!(
-                "{profile}: {} cases recorded here, {} missing or stale ({} for those measured before, {unknown} never measured)",
+                "{profile}: {} cases recorded here, {failed} of them failed; {} missing or stale ({} for those measured before, \
+                 {unknown} never measured)",
                 plan.record.cases.len(),
                 plan.pending.len(),
                 human_seconds(seconds)
