@@ -25,8 +25,7 @@ pub fn partial(folder: &Path, target: &Path, existing: Option<&Metadata>) -> io:
     let (made, mode) = if let Some(existing) = existing {
         let made = builder.tempfile_in(folder)?;
         let is_admitted = admit(made.as_file(), target, existing).is_ok();
-        // Another group would get what was the group's, or all of a list what was some users'.
-        (made, existing.mode() & if is_admitted { 0o7777 } else { 0o7707 })
+        (made, if is_admitted { existing.mode() } else { with_group_as_others(existing.mode()) })
     } else {
         let made = builder.permissions(Permissions::from_mode(0o666)).tempfile_in(folder)?;
         let mode = made.as_file().metadata()?.mode();
@@ -34,6 +33,11 @@ pub fn partial(folder: &Path, target: &Path, existing: Option<&Metadata>) -> io:
     };
     made.as_file().set_permissions(Permissions::from_mode(mode))?;
     Ok(made)
+}
+
+/// What was the group's, or some users' of a list, would become another group's.
+fn with_group_as_others(mode: u32) -> u32 {
+    (mode & 0o7707) | (mode & 0o007) << 3
 }
 
 /// Gives `file` the group and the access control list of the file at `target`, and its owner where this user may.
@@ -113,6 +117,11 @@ mod tests {
         write_atomically(&path, b"new").unwrap();
         let found = fs::metadata(&path).unwrap();
         assert_eq!((found.uid(), found.gid(), mode(&path)), (65_534, 2000, 0o640));
+    }
+
+    #[test]
+    fn a_group_that_cannot_be_kept_gets_what_all_others_have() {
+        assert_eq!([0o640, 0o644, 0o600, 0o775].map(with_group_as_others), [0o600, 0o644, 0o600, 0o755]);
     }
 
     #[test]
