@@ -5,14 +5,17 @@ use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 use super::document::{RecordSource, problem_input, with_problems};
 use super::{Ended, handout_problem, registered};
-use crate::harness::answer::machines::machine_name;
 use crate::harness::answer::table::Format as ColumnFormat;
-use crate::harness::answer::{Cell, RecordSet, Records, Table, mark};
+use crate::harness::answer::{Cell, Table, mark};
 use crate::harness::manifest::restoring;
-use crate::harness::record::{Profile, Run};
+use crate::harness::record::Profile;
 use crate::harness::store::Layout;
 use crate::printable::indented;
 use crate::report::{self, ProblemInput, figures, markdown};
+
+mod provenance;
+
+use provenance::provenance;
 
 #[derive(clap::Args)]
 pub struct Arguments {
@@ -101,32 +104,6 @@ fn unknown<'a>(
         )
     });
     format!("{problem} has no {kind} {id:?}; it has {known}{missing}")
-}
-
-/// A line for each run that the table's numbers come from; for a figure, or a table of words, each run of the answer.
-fn provenance(input: &ProblemInput, table: Option<&Table>) -> String {
-    let cells = table.into_iter().flat_map(|table| table.rows.iter().flatten());
-    let quantities = cells.filter_map(|cell| if let Cell::Number(quantity, _) = cell { Some(quantity) } else { None });
-    let wanted: Vec<&str> = quantities.flat_map(|quantity| quantity.sources()).map(|source| &*source.run).collect();
-    let mut lines = String::new();
-    for (set, run) in runs(&input.records) {
-        if wanted.is_empty() || wanted.contains(&run.id.as_str()) {
-            let dirty = run.changes().map(|changes| format!(", with {changes}")).unwrap_or_default();
-            let machine = machine_name(&run.machine, set.profile());
-            let stale = match set.stale.len() {
-                0 => String::new(),
-                count => format!(", of whose records {count} cases are stale"),
-            };
-            lines += &format!("{}: {machine}, run {}, commit {}{dirty}{stale}\n", set.file.problem, run.id, run.commit);
-        }
-    }
-    if lines.is_empty() { "computed, not measured\n".into() } else { lines }
-}
-
-/// The runs of an answer's own records and of those that it also reads.
-fn runs(records: &Records) -> Vec<(&RecordSet, &Run)> {
-    let own = records.sets().flat_map(|set| set.runs().into_iter().map(move |run| (set, run)));
-    own.chain(records.others.values().flat_map(runs)).collect()
 }
 
 fn export_table(problem: &str, id: &str, table: &Table, provenance: &str, format: Format) -> Result<String> {
