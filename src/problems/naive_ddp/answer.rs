@@ -9,7 +9,7 @@ use crate::checks::data_parallel::ProtocolFacts;
 use crate::checks::fault_test::RankFault;
 use crate::collective::Backend;
 use crate::harness::answer::format::markdown;
-use crate::harness::answer::{Answer, Audience, Case, Claim, RecordSet, Records, Style, Table, Unit};
+use crate::harness::answer::{Answer, Audience, Case, CaseOutcome, Claim, RecordSet, Records, Style, Table, Unit};
 
 type FaultCase = Case<Params, Row>;
 
@@ -24,6 +24,8 @@ struct Quoted {
     unnamed: usize,
     left: usize,
     broken: usize,
+    /// Tests that ended without a result of any kind.
+    failed: usize,
 }
 
 pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
@@ -36,16 +38,22 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         unnamed: rows.iter().filter(|row| !(row.names_rank && row.names_call)).count(),
         left: rows.iter().map(|row| row.left).sum(),
         broken: rows.iter().filter(|row| !row.next_run_works).count(),
+        failed: sets
+            .iter()
+            .flat_map(|(_, cases)| cases)
+            .filter(|case| matches!(case.outcome, CaseOutcome::Failed { .. }))
+            .count(),
     };
     let mut answer = Answer::new(&quoted)?;
-    let Quoted { tested, runs, unnamed, left, broken, .. } = quoted;
+    let Quoted { tested, runs, unnamed, left, broken, failed, .. } = quoted;
     if tested {
         answer.claim(
-            Claim::new("drill-ends-and-names", unnamed + left + broken == 0)
+            Claim::new("drill-ends-and-names", unnamed + left + broken + failed == 0)
                 .count("runs", runs)
                 .count("without rank or collective", unnamed)
                 .count("processes left", left)
-                .count("next runs that failed", broken),
+                .count("next runs that failed", broken)
+                .count("tests that failed", failed),
         )?;
         for (set, cases) in &sets {
             answer.table(format!("faults-{}", set.profile()), fault_table(set, cases)?)?;
@@ -123,6 +131,15 @@ mod tests {
             assert_eq!(answer.holds("drill-ends-and-names"), Some(holds));
             assert_eq!(answer.quoted()["runs"], 1);
         }
+    }
+
+    #[test]
+    fn a_test_that_fails_breaks_the_claim_of_the_others() {
+        let records = MadeUp::cpu("naive_ddp")
+            .measured("faults", &params(RankFault::Exit), &row("rank 1 exited", 0))
+            .failed("faults", &params(RankFault::Stall));
+        let answer = answer(&records.records(), Audience::Ours).unwrap();
+        assert_eq!((answer.holds("drill-ends-and-names"), &answer.quoted()["failed"]), (Some(false), &1.into()));
     }
 
     #[test]
