@@ -204,8 +204,8 @@ pub fn table(set: &RecordSet) -> Result<Table> {
     let place = if set.is_gpu() { "on" } else { "in the emulator on" };
     Ok(table.captioned(format!(
         "Trials of the attention kernels, forward and backward, {place} {}. The error may be twice that of plain attention in \
-         the same type, plus a rounding. For repeats, \"cases\" is the number of runs; all were bitwise equal except Hopper's \
-         $dQ$.",
+         the same type, plus a rounding. For repeats, \"cases\" is the number of runs; all must be bitwise equal except \
+         Hopper's $dQ$.",
         set.machine()?
     )))
 }
