@@ -52,7 +52,9 @@ impl Environment {
         // Unlike /sys/class/net, of the network namespace that this process is in.
         const INTERFACES: &str = "/proc/self/net/dev";
         let Some(name) = self.interface.as_ref().filter(|name| *name != LOOPBACK_INTERFACE) else { return Ok(()) };
-        let listed = std::fs::read_to_string(INTERFACES).with_context(|| format!("failed to read {INTERFACES}"))?;
+        let listed = std::fs::read(INTERFACES).with_context(|| format!("failed to read {INTERFACES}"))?;
+        // The name of another interface may be any bytes.
+        let listed = String::from_utf8_lossy(&listed);
         let mut known: Vec<_> = listed.lines().filter_map(|line| Some(line.split_once(':')?.0.trim())).collect();
         known.sort_unstable();
         if !known.contains(&name.as_str()) {

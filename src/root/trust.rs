@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context as _, Result, ensure};
 
 use super::{PROGRAMS, holds_the_program, named, read_text};
-use crate::printable::shown_path;
+use crate::printable::{shell_word, shown_path};
 
 /// Folders of what runs as code, beside the virtual environment's: whoever can write to one, or to a folder above it, can replace
 /// what is in it.
@@ -134,7 +134,7 @@ fn git_folders(entry: &Path) -> Vec<PathBuf> {
 }
 
 fn remedy(root: &Path) -> String {
-    format!("set CS336_ROOT={} to run what is there", shown_path(root))
+    format!("set CS336_ROOT={} to run what is there", shell_word(root))
 }
 
 /// Errors: on the way to `folder`, through all its links, there is a folder or a link of another user than root, or a folder that
