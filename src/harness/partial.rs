@@ -5,7 +5,7 @@ use std::io;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::path::Path;
 
-use rustix::fs::{Gid, Uid, XattrFlags, fchown, fremovexattr, fsetxattr, getxattr};
+use rustix::fs::{Gid, XattrFlags, fchown, fremovexattr, fsetxattr, getxattr};
 use rustix::io::Errno;
 use tempfile::{Builder, NamedTempFile};
 
@@ -24,26 +24,34 @@ pub fn partial(folder: &Path, target: &Path, existing: Option<&Metadata>) -> io:
     builder.prefix(PARTIAL);
     let (made, mode) = if let Some(existing) = existing {
         let made = builder.tempfile_in(folder)?;
-        let is_admitted = admit(made.as_file(), target, existing).is_ok();
-        (made, if is_admitted { existing.mode() } else { with_group_as_others(existing.mode()) })
+        let mode = match admit(made.as_file(), target, existing) {
+            Ok(()) => existing.mode(),
+            Err(_) if getxattr(target, ACCESS, &mut [0; 0][..]).is_ok() => existing.mode() & 0o7700,
+            Err(_) => with_group_as_others(existing.mode()),
+        };
+        (made, mode)
     } else {
         let made = builder.permissions(Permissions::from_mode(0o666)).tempfile_in(folder)?;
         let mode = made.as_file().metadata()?.mode();
         (made, mode & !0o022)
     };
-    made.as_file().set_permissions(Permissions::from_mode(mode))?;
+    // Some file systems give all files one mode, and refuse to change it.
+    if made.as_file().metadata()?.mode() != mode {
+        made.as_file().set_permissions(Permissions::from_mode(mode))?;
+    }
     Ok(made)
 }
 
-/// What was the group's, or some users' of a list, would become another group's.
+/// The mode of a file whose group could not be kept: another group gets what all others have, and these nothing that
+/// was kept from the group.
 fn with_group_as_others(mode: u32) -> u32 {
-    (mode & 0o7707) | (mode & 0o007) << 3
+    let others = mode & (mode >> 3) & 0o007;
+    (mode & 0o7700) | others << 3 | others
 }
 
-/// Gives `file` the group and the access control list of the file at `target`, and its owner where this user may.
+/// Gives `file` the group and the access control list of the file at `target`.
 fn admit(file: &File, target: &Path, existing: &Metadata) -> Result<(), Errno> {
-    let group = Some(Gid::from_raw(existing.gid()));
-    fchown(file, Some(Uid::from_raw(existing.uid())), group).or_else(|_| fchown(file, None, group))?;
+    fchown(file, None, Some(Gid::from_raw(existing.gid())))?;
     let has_none = |errno: Errno| if [Errno::NODATA, Errno::NOTSUP].contains(&errno) { Ok(()) } else { Err(errno) };
     let mut list = vec![0; MOST_BYTES];
     match getxattr(target, ACCESS, list.as_mut_slice()) {
@@ -107,21 +115,21 @@ mod tests {
     }
 
     #[test]
-    fn a_file_in_the_place_of_another_one_has_its_owner_and_its_group() {
+    fn a_file_in_the_place_of_another_one_has_its_group() {
         let (_folder, path) = private();
         fs::set_permissions(&path, Permissions::from_mode(0o640)).unwrap();
-        if chown(&path, Some(65_534), Some(2000)).is_err() {
-            eprintln!("skipped: only root can give a file to another user");
+        if chown(&path, None, Some(2000)).is_err() {
+            eprintln!("skipped: only root can give a file to a group that it is not in");
             return;
         }
         write_atomically(&path, b"new").unwrap();
-        let found = fs::metadata(&path).unwrap();
-        assert_eq!((found.uid(), found.gid(), mode(&path)), (65_534, 2000, 0o640));
+        assert_eq!((fs::metadata(&path).unwrap().gid(), mode(&path)), (2000, 0o640));
     }
 
     #[test]
     fn a_group_that_cannot_be_kept_gets_what_all_others_have() {
-        assert_eq!([0o640, 0o644, 0o600, 0o775].map(with_group_as_others), [0o600, 0o644, 0o600, 0o755]);
+        let modes = [0o640, 0o644, 0o600, 0o775, 0o604, 0o647];
+        assert_eq!(modes.map(with_group_as_others), [0o600, 0o644, 0o600, 0o755, 0o600, 0o644]);
     }
 
     #[test]
