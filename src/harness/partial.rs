@@ -14,6 +14,8 @@ pub const PARTIAL: &str = ".cs336-partial-";
 
 /// The attribute of a file that holds its access control list (acl(5)).
 const ACCESS: &str = "system.posix_acl_access";
+/// The bits of a mode that say who may read, write and execute, without set-user-ID, set-group-ID and sticky.
+const PERMISSIONS: u32 = 0o777;
 /// Larger than any list on a common file system.
 const MOST_BYTES: usize = 1 << 16;
 
@@ -26,17 +28,18 @@ pub fn partial(folder: &Path, target: &Path, existing: Option<&Metadata>) -> io:
         let made = builder.tempfile_in(folder)?;
         let mode = match admit(made.as_file(), target, existing) {
             Ok(()) => existing.mode(),
-            Err(_) if getxattr(target, ACCESS, &mut [0; 0][..]).is_ok() => existing.mode() & 0o7700,
+            Err(_) if getxattr(target, ACCESS, &mut [0; 0][..]).is_ok() => existing.mode() & 0o700,
             Err(_) => with_group_as_others(existing.mode()),
         };
-        (made, mode)
+        // The file is this user's now: what another one prepared must not become a program of root.
+        (made, mode & PERMISSIONS)
     } else {
         let made = builder.permissions(Permissions::from_mode(0o666)).tempfile_in(folder)?;
         let mode = made.as_file().metadata()?.mode();
-        (made, mode & !0o022)
+        (made, mode & PERMISSIONS & !0o022)
     };
     // Some file systems give all files one mode, and refuse to change it.
-    if made.as_file().metadata()?.mode() != mode {
+    if made.as_file().metadata()?.mode() & PERMISSIONS != mode {
         made.as_file().set_permissions(Permissions::from_mode(mode))?;
     }
     Ok(made)
@@ -46,7 +49,7 @@ pub fn partial(folder: &Path, target: &Path, existing: Option<&Metadata>) -> io:
 /// was kept from the group.
 fn with_group_as_others(mode: u32) -> u32 {
     let others = mode & (mode >> 3) & 0o007;
-    (mode & 0o7700) | others << 3 | others
+    (mode & 0o700) | others << 3 | others
 }
 
 /// Gives `file` the group and the access control list of the file at `target`.
@@ -124,6 +127,15 @@ mod tests {
         }
         write_atomically(&path, b"new").unwrap();
         assert_eq!((fs::metadata(&path).unwrap().gid(), mode(&path)), (2000, 0o640));
+    }
+
+    /// Whoever can write to the old file could otherwise run what he likes as root.
+    #[test]
+    fn a_file_in_the_place_of_another_ones_program_runs_as_nobody_else() {
+        let (_folder, path) = private();
+        fs::set_permissions(&path, Permissions::from_mode(0o6777)).unwrap();
+        write_atomically(&path, b"new").unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().mode() & 0o7777, 0o777);
     }
 
     #[test]
