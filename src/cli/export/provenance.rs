@@ -18,7 +18,8 @@ fn cases_of(table: &Table) -> BTreeSet<CaseKey> {
     table.rows.iter().flatten().flat_map(|cell| mark::cases(&marks(cell))).collect()
 }
 
-/// A line for each run that the table's numbers come from; for a figure, or a table without numbers, each run of the answer.
+/// A line for each run that the table's numbers come from; for a figure, and for a table of which no number names its case, each
+/// run of the answer.
 pub fn provenance(input: &ProblemInput, table: Option<&Table>) -> String {
     let wanted = table.map(cases_of).unwrap_or_default();
     let is_of = |(problem, profile, case): &CaseKey, set: &RecordSet, run: &Run| {
@@ -37,7 +38,13 @@ pub fn provenance(input: &ProblemInput, table: Option<&Table>) -> String {
             lines += &format!("{}: {machine}, run {}, commit {}{dirty}{stale}\n", set.file.problem, run.id, run.commit);
         }
     }
-    if lines.is_empty() { "computed, not measured\n".into() } else { lines }
+    match table {
+        _ if lines.is_empty() => "computed, not measured\n".into(),
+        Some(_) if wanted.is_empty() => {
+            format!("no number in it is of one case; the answer that it belongs to is from:\n{lines}")
+        }
+        _ => lines,
+    }
 }
 
 /// The runs of an answer's own records and of those that it also reads.
@@ -70,7 +77,11 @@ mod tests {
         let of_cpu = of("cpu-passes");
         let gpus = input.records.of(Profile::Gpu).unwrap().machine().unwrap();
         assert!(!machines(&of_cpu).is_empty() && !of_cpu.contains(&gpus), "{of_cpu}");
+        assert!(!of_cpu.contains("the answer"), "{of_cpu}");
         let of_answer = provenance(&input, None);
         assert!(machines(&of_answer).len() > machines(&of_cpu).len(), "{of_answer}");
+        let mixed = problem_input(&layout, by_name("benchmarking_mixed_precision").unwrap(), RecordSource::Accepted);
+        let computed = provenance(&mixed, Some(&mixed.answer.tables()["layer-norm"]));
+        assert!(computed.starts_with("no number in it is of one case; the answer"), "{computed}");
     }
 }
