@@ -4,7 +4,7 @@ use std::io::ErrorKind;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs as _, UdpSocket};
 use std::time::Duration;
 
-use anyhow::{Context as _, Result, anyhow, bail};
+use anyhow::{Context as _, Result, anyhow, bail, ensure};
 
 use super::environment::{DEADLINE, Environment};
 use super::waiting::Waiting;
@@ -52,12 +52,15 @@ impl Environment {
         // Unlike /sys/class/net, of the network namespace that this process is in.
         const INTERFACES: &str = "/proc/self/net/dev";
         let Some(name) = self.interface.as_ref().filter(|name| *name != LOOPBACK_INTERFACE) else { return Ok(()) };
+        ensure!(!name.contains(','), "GLOO_SOCKET_IFNAME is {name:?}: name one interface, and no list");
+        // An address of an interface may have a label after its name (ip-address(8)).
+        let device = name.split(':').next().unwrap_or(name);
         let listed = std::fs::read(INTERFACES).with_context(|| format!("failed to read {INTERFACES}"))?;
         // The name of another interface may be any bytes.
         let listed = String::from_utf8_lossy(&listed);
         let mut known: Vec<_> = listed.lines().filter_map(|line| Some(line.split_once(':')?.0.trim())).collect();
         known.sort_unstable();
-        if !known.contains(&name.as_str()) {
+        if !known.contains(&device) {
             let known = known.join(", ");
             bail!("GLOO_SOCKET_IFNAME is {name:?}, and {} has no such interface: name one of {known}", host_name());
         }
@@ -207,6 +210,9 @@ mod tests {
         on("lo").require_interface().unwrap();
         let error = on("nope0").require_interface().unwrap_err().to_string();
         assert!(error.contains("GLOO_SOCKET_IFNAME is \"nope0\"") && error.contains("name one of"), "{error}");
+        on("lo:1").require_interface().unwrap();
+        let error = on("lo,eth0").require_interface().unwrap_err().to_string();
+        assert!(error.contains("name one interface, and no list"), "{error}");
     }
 
     #[test]
