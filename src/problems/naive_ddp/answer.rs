@@ -41,7 +41,7 @@ pub fn answer(records: &Records, _audience: Audience) -> Result<Answer> {
         failed: sets
             .iter()
             .flat_map(|(_, cases)| cases)
-            .filter(|case| matches!(case.outcome, CaseOutcome::Failed { .. }))
+            .filter(|case| matches!(case.outcome, CaseOutcome::Failed { .. } | CaseOutcome::OutOfMemory { .. }))
             .count(),
     };
     let mut answer = Answer::new(&quoted)?;
