@@ -99,7 +99,8 @@ fn lines(document: &Document) -> Vec<Line<'_>> {
 fn runs_table(lines: &[Line]) -> String {
     let watched = lines.iter().any(|line| line.seen.is_some());
     let loaded = lines.iter().any(|line| line.busy.is_some());
-    let columns = [(true, RUN), (loaded, LOAD), (watched, SENSOR)];
+    let changed = lines.iter().any(|line| line.commit.ends_with('+'));
+    let columns = [(true, RUN), (changed, CHANGED), (loaded, LOAD), (watched, SENSOR)];
     let shown = || columns.iter().filter(|(is_shown, _)| *is_shown);
     let [titles, rules, captions] = [0, 1, 2].map(|part| shown().map(|(_, text)| text[part]).collect::<String>());
     let mut out = format!("{titles}|\n{rules}|\n");
@@ -113,6 +114,8 @@ fn runs_table(lines: &[Line]) -> String {
 /// Columns of the table of runs: their titles, their alignments, and what the caption says of them.
 const RUN: [&str; 3] =
     ["| Run | Problem | Commit | Cases ", "|:---|:---|:---|---:", "Each run behind the figures of this report."];
+/// Of the table without another column.
+const CHANGED: [&str; 3] = ["", "", " A commit with + had uncommitted or edited files."];
 const LOAD: [&str; 3] =
     ["| Busy CPUs ", "|---:", " Busy CPUs are those of the whole host, the median over the run's cases."];
 const SENSOR: [&str; 3] = [

@@ -57,7 +57,7 @@ fn cases_are_summarised_and_a_slowdown_is_named() {
 }
 
 #[test]
-fn busy_processors_have_a_column_where_a_run_counted_them() {
+fn columns_and_captions_are_those_that_a_run_needs() {
     let counted = CaseRecord { busy_processors: Some(3.24), ..case(1.98e9, 400.0, &[], false) };
     let line = |id, case: Option<&CaseRecord>| Line {
         problem: "p",
@@ -69,6 +69,10 @@ fn busy_processors_have_a_column_where_a_run_counted_them() {
         seen: None,
     };
     assert!(!runs_table(&[line("old", None)]).contains("Busy"));
+    let mut edited = line("edited", None);
+    assert!(!runs_table(&[line("old", None)]).contains("uncommitted"));
+    edited.commit += " +";
+    assert!(runs_table(&[edited]).contains("A commit with + had uncommitted or edited files."));
     let table = runs_table(&[line("old", None), line("new", Some(&counted))]);
     assert!(
         table.starts_with("| Run | Problem | Commit | Cases | Busy CPUs |\n|:---|:---|:---|---:|---:|\n"),
