@@ -11,6 +11,7 @@ use rustix::io::Errno;
 use super::partial::PARTIAL;
 use super::store::cannot_write;
 use crate::printable::shown_path;
+use crate::root::way_to;
 
 /// More links than the kernel follows.
 const MOST_LINKS: usize = 40;
@@ -61,6 +62,7 @@ pub fn require_outside(files: &[(&str, Option<&Path>)], folder: &Path) -> Result
 /// folder is made. A device and an open file are not tried.
 pub fn require_writable<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result<()> {
     for path in files {
+        require_no_planted_link(path)?;
         if descriptor(path).is_some() || fs::metadata(path).is_ok_and(|found| !found.is_file()) {
             continue;
         }
@@ -74,6 +76,27 @@ pub fn require_writable<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result
             None => try_folder_of(&target),
         };
         tried.map_err(|error| cannot_write(path, &shown_path(path), &error))?;
+    }
+    Ok(())
+}
+
+/// Errors: on the way to `path` there is another user's link in a folder where everybody can make one, such as /tmp. It would
+/// choose the file that we write. The kernel follows none either, unless it is told to (fs.protected_symlinks in proc(5)).
+pub(super) fn require_no_planted_link(path: &Path) -> Result<()> {
+    const SHARED: u32 = 0o1002;
+    let user = rustix::process::geteuid().as_raw();
+    // Of a loop others say more.
+    let links = way_to(path).map_or_else(|_| Vec::new(), |(links, _)| links);
+    for link in &links {
+        let above = link.parent().unwrap_or(link);
+        let (Ok(link_of), Ok(above)) = (fs::symlink_metadata(link), fs::metadata(above)) else { continue };
+        let is_planted = above.mode() & SHARED == SHARED && ![user, above.uid()].contains(&link_of.uid());
+        if is_planted {
+            let (path, link, owner) = (shown_path(path), shown_path(link), link_of.uid());
+            bail!(
+                "{path} cannot be written: {link} is a link of user {owner} where everybody can make one: name another file"
+            );
+        }
     }
     Ok(())
 }
@@ -152,10 +175,37 @@ fn real(folder: &Path) -> PathBuf {
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt as _, lchown, symlink};
 
     use super::*;
     use crate::harness::store::write_atomically;
+
+    /// Such as /tmp, where a link would make root replace any file.
+    #[test]
+    fn another_users_link_where_everybody_can_make_one_is_not_followed() {
+        let (shared, own) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let (file, folder) = (shared.path().join("results.xml"), shared.path().join("results"));
+        fs::write(own.path().join("results.xml"), "precious").unwrap();
+        symlink(own.path().join("results.xml"), &file).unwrap();
+        symlink(own.path(), &folder).unwrap();
+        fs::set_permissions(shared.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        let through = [file.clone(), folder.join("results.xml"), folder.join("new/results.xml")];
+        // A link of one's own leads where one wants.
+        through.iter().for_each(|path| write_atomically(path, b"own").unwrap());
+        if [&file, &folder].iter().any(|link| lchown(link, Some(65_534), None).is_err()) {
+            eprintln!("skipped: only root can give a link to another user");
+            return;
+        }
+        for path in &through {
+            let checked = require_writable([path.as_path()]).unwrap_err().to_string();
+            let written = write_atomically(path, b"theirs").unwrap_err().to_string();
+            assert_eq!(checked, written);
+            assert!(written.contains("is a link of user 65534") && written.contains("name another file"), "{written}");
+        }
+        assert_eq!(fs::read_to_string(own.path().join("results.xml")).unwrap(), "own");
+        fs::set_permissions(shared.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        write_atomically(&file, b"in a folder of one's own").unwrap();
+    }
 
     #[test]
     fn one_file_by_two_names_is_refused_and_a_device_may_be_named_twice() {

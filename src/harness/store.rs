@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use tempfile::PersistError;
 
 use super::manifest::restoring;
-use super::named_files::{descriptor, target_of};
+use super::named_files::{descriptor, require_no_planted_link, target_of};
 use super::partial::partial;
 use super::problem::{Measured, Problem};
 use super::record::{Outcome, Profile, RecordFile};
@@ -223,8 +223,9 @@ fn code_of(source: &str) -> String {
 ///
 /// A link is followed, an existing file keeps who may read it, and what is no regular file (a device, a pipe) or is open
 /// (/dev/stdout, /dev/fd/3) is written to and not replaced. So is a file that cannot be replaced: one that is a mount of its own,
-/// or another user's in a folder such as /tmp.
+/// or another user's in a folder such as /tmp. Another user's link there is refused.
 pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
+    require_no_planted_link(path)?;
     let descriptor = descriptor(path);
     let target = target_of(path);
     // Of the target itself: a link that is left leads to itself.
