@@ -2,10 +2,11 @@
 
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
-use std::os::unix::fs::MetadataExt as _;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
-use anyhow::{Result, bail};
+use anyhow::{Context as _, Result, bail, ensure};
+use rustix::fs::OFlags;
 use rustix::io::Errno;
 
 use super::partial::PARTIAL;
@@ -62,41 +63,19 @@ pub fn require_outside(files: &[(&str, Option<&Path>)], folder: &Path) -> Result
 /// folder is made. A device and an open file are not tried.
 pub fn require_writable<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result<()> {
     for path in files {
-        require_no_planted_link(path)?;
         if descriptor(path).is_some() || fs::metadata(path).is_ok_and(|found| !found.is_file()) {
             continue;
         }
-        let target = target_of(path);
+        let target = target_of(path)?;
         if target.is_symlink() && !target.exists() {
             bail!("{} is a link that leads to itself: remove it", shown_path(path));
         }
         let locked = |error: &io::Error| error.raw_os_error() == Some(Errno::PERM.raw_os_error());
-        let tried = match File::options().write(true).open(&target).err().filter(locked) {
+        let tried = match open_in_place(&target).err().filter(locked) {
             Some(error) => Err(error),
             None => try_folder_of(&target),
         };
         tried.map_err(|error| cannot_write(path, &shown_path(path), &error))?;
-    }
-    Ok(())
-}
-
-/// Errors: on the way to `path` there is another user's link in a folder where everybody can make one, such as /tmp. It would
-/// choose the file that we write. The kernel follows none either, unless it is told to (fs.protected_symlinks in proc(5)).
-pub(super) fn require_no_planted_link(path: &Path) -> Result<()> {
-    const SHARED: u32 = 0o1002;
-    let user = rustix::process::geteuid().as_raw();
-    // Of a loop others say more.
-    let links = way_to(path).map_or_else(|_| Vec::new(), |(links, _)| links);
-    for link in &links {
-        let above = link.parent().unwrap_or(link);
-        let (Ok(link_of), Ok(above)) = (fs::symlink_metadata(link), fs::metadata(above)) else { continue };
-        let is_planted = above.mode() & SHARED == SHARED && ![user, above.uid()].contains(&link_of.uid());
-        if is_planted {
-            let (path, link, owner) = (shown_path(path), shown_path(link), link_of.uid());
-            bail!(
-                "{path} cannot be written: {link} is a link of user {owner} where everybody can make one: name another file"
-            );
-        }
     }
     Ok(())
 }
@@ -128,7 +107,7 @@ impl FileId {
     fn of(path: &Path) -> Option<Self> {
         match fs::metadata(path) {
             Ok(found) => found.is_file().then(|| Self::Existing(found.dev(), found.ino())),
-            Err(_) => Some(Self::Missing(target_of(path))),
+            Err(_) => Some(Self::Missing(target_of(path).unwrap_or_else(|_| path.to_path_buf()))),
         }
     }
 }
@@ -141,12 +120,42 @@ pub(super) fn descriptor(path: &Path) -> Option<u32> {
 
 /// The file that `path` leads to through its links, also where none is there yet. Of a loop, a link; of what the system alone can
 /// follow, as another process's pipe, `path`.
-pub(super) fn target_of(path: &Path) -> PathBuf {
-    let found = match fs::metadata(path) {
-        Ok(_) => fs::canonicalize(path).ok(),
-        Err(_) => links(path).last(),
-    };
-    found.unwrap_or_else(|| path.to_path_buf())
+///
+/// Errors: on the way there is another user's link in a folder where everybody can make one, such as /tmp. It would choose the
+/// file that we write. The kernel follows none either, unless it is told to (fs.protected_symlinks in proc(5)).
+pub(super) fn target_of(path: &Path) -> Result<PathBuf> {
+    let Ok((on_the_way, real)) = way_to(path) else { return Ok(path.to_path_buf()) };
+    on_the_way.iter().try_for_each(|link| require_not_planted(link, path))?;
+    if fs::metadata(path).is_err() {
+        // A folder on the way may be a link that leads nowhere.
+        return Ok(links(path).last().filter(|last| *last == real).unwrap_or_else(|| path.to_path_buf()));
+    }
+    let Ok(found) = fs::canonicalize(path) else { return Ok(path.to_path_buf()) };
+    ensure!(found == real, "{} cannot be written: what it leads to changes: name another file", shown_path(path));
+    Ok(real)
+}
+
+/// Errors: `link`, on the way to `path`, is another user's where everybody can make one.
+fn require_not_planted(link: &Path, path: &Path) -> Result<()> {
+    let shown = shown_path(path);
+    // It was there a moment ago.
+    let changes = || format!("{shown} cannot be written: what it leads to changes: name another file");
+    let found = fs::symlink_metadata(link).with_context(changes)?;
+    let above = fs::metadata(link.parent().unwrap_or(link)).with_context(changes)?;
+    let is_own = [rustix::process::geteuid().as_raw(), above.uid()].contains(&found.uid());
+    let (link, owner) = (shown_path(link), found.uid());
+    ensure!(
+        above.mode() & 0o002 == 0 || is_own,
+        "{shown} cannot be written: {link} is a link of user {owner} where everybody can make one: name another file"
+    );
+    Ok(())
+}
+
+/// A regular file, open for writing. What another user puts there meanwhile is neither followed nor waited for.
+pub(super) fn open_in_place(target: &Path) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let file = File::options().write(true).custom_flags(flags.bits() as i32).open(target)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(ErrorKind::InvalidInput.into()) }
 }
 
 /// `path` and what it leads to link by link, each in its folder without links.
@@ -188,7 +197,8 @@ mod tests {
         fs::write(own.path().join("results.xml"), "precious").unwrap();
         symlink(own.path().join("results.xml"), &file).unwrap();
         symlink(own.path(), &folder).unwrap();
-        fs::set_permissions(shared.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        let set_mode = |mode| fs::set_permissions(shared.path(), fs::Permissions::from_mode(mode)).unwrap();
+        set_mode(0o1777);
         let through = [file.clone(), folder.join("results.xml"), folder.join("new/results.xml")];
         // A link of one's own leads where one wants.
         through.iter().for_each(|path| write_atomically(path, b"own").unwrap());
@@ -196,14 +206,15 @@ mod tests {
             eprintln!("skipped: only root can give a link to another user");
             return;
         }
-        for path in &through {
+        for (path, mode) in through.iter().flat_map(|path| [(path, 0o1777), (path, 0o777)]) {
+            set_mode(mode);
             let checked = require_writable([path.as_path()]).unwrap_err().to_string();
             let written = write_atomically(path, b"theirs").unwrap_err().to_string();
             assert_eq!(checked, written);
             assert!(written.contains("is a link of user 65534") && written.contains("name another file"), "{written}");
         }
         assert_eq!(fs::read_to_string(own.path().join("results.xml")).unwrap(), "own");
-        fs::set_permissions(shared.path(), fs::Permissions::from_mode(0o755)).unwrap();
+        set_mode(0o755);
         write_atomically(&file, b"in a folder of one's own").unwrap();
     }
 

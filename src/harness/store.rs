@@ -12,7 +12,7 @@ use sha2::{Digest as _, Sha256};
 use tempfile::PersistError;
 
 use super::manifest::restoring;
-use super::named_files::{descriptor, require_no_planted_link, target_of};
+use super::named_files::{descriptor, open_in_place, target_of};
 use super::partial::partial;
 use super::problem::{Measured, Problem};
 use super::record::{Outcome, Profile, RecordFile};
@@ -225,9 +225,8 @@ fn code_of(source: &str) -> String {
 /// (/dev/stdout, /dev/fd/3) is written to and not replaced. So is a file that cannot be replaced: one that is a mount of its own,
 /// or another user's in a folder such as /tmp. Another user's link there is refused.
 pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
-    require_no_planted_link(path)?;
     let descriptor = descriptor(path);
-    let target = target_of(path);
+    let target = target_of(path)?;
     // Of the target itself: a link that is left leads to itself.
     let existing = fs::symlink_metadata(&target).ok();
     let attempt = || -> io::Result<()> {
@@ -254,8 +253,7 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
         if ![Errno::BUSY, Errno::PERM].map(|errno| Some(errno.raw_os_error())).contains(&error.raw_os_error()) {
             return Err(error);
         }
-        let in_place = File::options().write(true).custom_flags(OFlags::NOFOLLOW.bits() as i32).open(&target);
-        let mut in_place = in_place.map_err(|_| error)?;
+        let mut in_place = open_in_place(&target).map_err(|_| error)?;
         // Where there is no room, the file keeps what it holds.
         fallocate(&in_place, FallocateFlags::KEEP_SIZE, 0, content.len().max(1) as u64)?;
         in_place.write_all(content)?;
