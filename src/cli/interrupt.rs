@@ -1,7 +1,8 @@
 //! Signals: what Ctrl-C, SIGTERM and SIGHUP do to a verb, and those that would harm any of them.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, LazyLock};
+use std::sync::{Arc, LazyLock, Once};
+use std::time::Duration;
 
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGXFSZ};
 
@@ -27,12 +28,26 @@ pub fn end_at_an_interrupt() {
     }
 }
 
+/// After this time another interrupt ends the process at once: it may wait for what never comes, such as a pipe's reader. The
+/// terminal, make and a job's manager may each send one at first.
+const PATIENCE: Duration = Duration::from_secs(3);
+
 /// Turns interrupts into a flag that long work polls; safe to call more than once.
 pub fn watch_for_interrupt() {
+    static WATCHED: Once = Once::new();
+    WATCHED.call_once(|| drop(std::thread::spawn(end_at_a_later_interrupt)));
     for signal in interrupts() {
         let _ = signal_hook::flag::register(signal, INTERRUPTED.clone());
     }
     ENDS_AT_ONCE.store(false, Ordering::SeqCst);
+}
+
+fn end_at_a_later_interrupt() {
+    while !interrupted() {
+        std::thread::sleep(PATIENCE / 10);
+    }
+    std::thread::sleep(PATIENCE);
+    ENDS_AT_ONCE.store(true, Ordering::SeqCst);
 }
 
 pub fn interrupted() -> bool {

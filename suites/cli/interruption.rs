@@ -1,6 +1,7 @@
 //! Measuring that is killed, interrupted, stopped, or cannot write: what is kept, what is left running, and that
 //! `--resume` goes on.
 
+use std::io::Write as _;
 use std::os::unix::fs::{MetadataExt as _, PermissionsExt as _};
 use std::time::SystemTime;
 
@@ -127,6 +128,33 @@ fn measuring_ends_at_an_interrupt_while_git_waits_for_a_pipe() {
     assert_eq!(child.wait().unwrap().code(), Some(130));
     fs::remove_file(pipe).unwrap();
     require_intact(&tree, &[]);
+}
+
+/// The interrupt that grading watches for would be seen after the write, which nothing ends.
+#[test]
+fn a_later_interrupt_ends_a_command_that_writes_to_a_full_pipe() {
+    let tree = Tree::new();
+    let pipe = tree.path("pipe");
+    assert!(Command::new("mkfifo").arg(&pipe).status().unwrap().success());
+    let mut reader = fs::File::options().read(true).write(true).open(&pipe).unwrap();
+    // As much as a pipe holds (pipe(7)).
+    reader.write_all(&[0; 1 << 16]).unwrap();
+    let grade = ["grade", "communication_accounting", "--junit", "pipe"];
+    let mut child = tree.command(&grade).stdout(Stdio::null()).spawn().unwrap();
+    let writes = || {
+        let waits_in = fs::read_to_string(format!("/proc/{}/wchan", child.id())).unwrap_or_default();
+        waits_in.contains("pipe_write")
+    };
+    assert!(wait_until(Duration::from_secs(60), writes), "it does not wait for the pipe");
+    send("-INT", &child);
+    std::thread::sleep(Duration::from_secs(1));
+    assert!(child.try_wait().unwrap().is_none(), "the first interrupt ended it at once");
+    let ends = || {
+        send("-INT", &child);
+        child.try_wait().unwrap().is_some()
+    };
+    assert!(wait_until(Duration::from_secs(60), ends), "no interrupt ends it");
+    assert_eq!(child.wait().unwrap().code(), Some(130));
 }
 
 #[test]
