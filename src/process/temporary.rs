@@ -44,7 +44,7 @@ impl LockedFolder {
         let remedy = |error: io::Error| {
             io::Error::new(error.kind(), format!("{error}; set TMPDIR to a folder that can be written to and has room"))
         };
-        Self::new_in(&within, kind).map_err(remedy)
+        require_sticky(&within).and_then(|()| Self::new_in(&within, kind)).map_err(remedy)
     }
 
     /// A new folder `cs336-<kind>-..` in `within`.
@@ -69,6 +69,16 @@ impl LockedFolder {
     pub fn path(&self) -> &Path {
         &self.path
     }
+}
+
+/// Errors: all users can rename and replace what is in `folder`.
+fn require_sticky(folder: &Path) -> io::Result<()> {
+    let mode = fs::metadata(folder)?.mode() & 0o7777;
+    if mode & 0o1002 == 0o002 {
+        let shown = shown_path(folder);
+        return Err(io::Error::other(format!("other users can replace what is in {shown} (mode {mode:o})")));
+    }
+    Ok(())
 }
 
 impl Drop for LockedFolder {
@@ -223,5 +233,16 @@ pub mod tests {
                 at = rustix::fs::openat(&at, &name, rustix::fs::OFlags::PATH, mode).unwrap();
             }
         });
+    }
+
+    #[test]
+    fn a_folder_in_which_all_users_can_replace_what_is_there_takes_no_temporary_files() {
+        let folder = tempfile::tempdir().unwrap();
+        let said = |mode: u32| {
+            fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
+            require_sticky(folder.path()).err().map(|error| error.to_string()).unwrap_or_default()
+        };
+        assert!(said(0o777).contains("other users can replace what is in ") && said(0o777).ends_with(" (mode 777)"));
+        assert_eq!([0o1777, 0o755, 0o700].map(said), ["", "", ""]);
     }
 }
