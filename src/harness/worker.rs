@@ -21,7 +21,7 @@ use super::store::{Layout, with_room};
 use super::subject::Subject;
 use crate::error::{Fault, NotGraded, fault_in_words, fault_of, without_frames};
 use crate::json;
-use crate::process::{Answer, ChildProcess, LockedFolder, Parent, TEMPORARY_FOLDER};
+use crate::process::{Answer, ChildProcess, LockedFolder, Parent, TEMPORARY_FOLDER, is_open};
 
 /// The file of the running program, also after a build has replaced it: a new worker must not be of another version.
 pub const THIS_PROGRAM: &str = "/proc/self/exe";
@@ -172,7 +172,10 @@ impl Worker {
         // A job of ours that needs one says so itself.
         let folder = match job.is_of_subject() {
             true => Some(folder.context("making a folder for the subject's files")?),
-            false => folder.ok(),
+            false => match folder {
+                Err(error) if is_open(&error) => return Err(error.into()),
+                folder => folder.ok(),
+            },
         };
         if let Some(folder) = &folder {
             command.env(TEMPORARY_FOLDER, folder.path());

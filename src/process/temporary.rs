@@ -44,7 +44,8 @@ impl LockedFolder {
         let remedy = |error: io::Error| {
             io::Error::new(error.kind(), format!("{error}; set TMPDIR to a folder that can be written to and has room"))
         };
-        require_sticky(&within).and_then(|()| Self::new_in(&within, kind)).map_err(remedy)
+        require_closed(&within)?;
+        Self::new_in(&within, kind).map_err(remedy)
     }
 
     /// A new folder `cs336-<kind>-..` in `within`.
@@ -71,12 +72,22 @@ impl LockedFolder {
     }
 }
 
-/// Errors: all users can rename and replace what is in `folder`.
-fn require_sticky(folder: &Path) -> io::Result<()> {
-    let mode = fs::metadata(folder)?.mode() & 0o7777;
-    if mode & 0o1002 == 0o002 {
+/// Whether `error` is that of [`require_closed`]: then no file may go there, whoever needs it.
+pub fn is_open(error: &io::Error) -> bool {
+    error.kind() == ErrorKind::Other
+}
+
+/// Errors: other users can rename and replace what is in `folder`. A group is this user's alone if it has the user's number, as
+/// most systems make it.
+pub fn require_closed(folder: &Path) -> io::Result<()> {
+    // Who makes a folder there says why none can be made.
+    let Ok(found) = fs::metadata(folder) else { return Ok(()) };
+    let mode = found.mode() & 0o7777;
+    let is_shared = mode & 0o002 != 0 || mode & 0o020 != 0 && found.gid() != rustix::process::geteuid().as_raw();
+    if is_shared && mode & 0o1000 == 0 {
         let shown = shown_path(folder);
-        return Err(io::Error::other(format!("other users can replace what is in {shown} (mode {mode:o})")));
+        let remedy = "set TMPDIR to a folder that they cannot write to, or give it the sticky bit (chmod +t)";
+        return Err(io::Error::other(format!("other users can replace what is in {shown} (mode {mode:o}); {remedy}")));
     }
     Ok(())
 }
@@ -132,7 +143,7 @@ fn remove_if_unlocked(path: &Path) -> io::Result<()> {
 
 #[cfg(test)]
 pub mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{PermissionsExt as _, chown};
 
     use rustix::thread::{CapabilitySet, CapabilitySets, capabilities, set_capabilities};
 
@@ -240,9 +251,18 @@ pub mod tests {
         let folder = tempfile::tempdir().unwrap();
         let said = |mode: u32| {
             fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
-            require_sticky(folder.path()).err().map(|error| error.to_string()).unwrap_or_default()
+            require_closed(folder.path()).err().map(|error| error.to_string()).unwrap_or_default()
         };
-        assert!(said(0o777).contains("other users can replace what is in ") && said(0o777).ends_with(" (mode 777)"));
+        assert!(
+            said(0o777).contains("other users can replace what is in ")
+                && said(0o777).contains(" (mode 777); set TMPDIR")
+        );
         assert_eq!([0o1777, 0o755, 0o700].map(said), ["", "", ""]);
+        if chown(folder.path(), None, Some(2000)).is_err() {
+            eprintln!("skipped in part: only root can give a folder to a group that it is not in");
+            return;
+        }
+        assert!(said(0o770).contains("other users can replace") && said(0o2770).contains("other users can replace"));
+        assert_eq!([0o1770, 0o750].map(said), ["", ""]);
     }
 }

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, bail};
 
 use crate::printable::shown_path;
-use crate::process::{IN_MEMORY, LockedFolder, remove_unlocked};
+use crate::process::{IN_MEMORY, LockedFolder, remove_unlocked, require_closed};
 use crate::units::human_bytes;
 
 /// A folder for `bytes`: in memory where there is room for twice as much, else where temporary files go.
@@ -16,7 +16,7 @@ pub fn scratch(bytes: u64) -> Result<LockedFolder> {
         remove_unlocked(folder);
         let room = rustix::fs::statvfs(folder).map(|fs| fs.f_bavail * fs.f_frsize);
         if room.is_ok_and(|room| room >= needed) {
-            let made = LockedFolder::new_in(folder, "scratch");
+            let made = require_closed(folder).and_then(|()| LockedFolder::new_in(folder, "scratch"));
             return made.with_context(|| format!("making a folder in {}", shown_path(folder)));
         }
     }
