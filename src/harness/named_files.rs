@@ -121,8 +121,8 @@ pub(super) fn descriptor(path: &Path) -> Option<u32> {
 /// The file that `path` leads to through its links, also where none is there yet. Of a loop, a link; of what the system alone can
 /// follow, as another process's pipe, `path`.
 ///
-/// Errors: on the way there is another user's link in a folder where everybody can make one, such as /tmp. It would choose the
-/// file that we write. The kernel follows none either, unless it is told to (fs.protected_symlinks in proc(5)).
+/// Errors: on the way there is another user's link in a folder where a group or everybody can make one, such as /tmp. It would
+/// choose the file that we write. The kernel follows none in /tmp either, unless it is told to (fs.protected_symlinks in proc(5)).
 pub(super) fn target_of(path: &Path) -> Result<PathBuf> {
     let Ok((on_the_way, real)) = way_to(path) else { return Ok(path.to_path_buf()) };
     on_the_way.iter().try_for_each(|link| require_not_planted(link, path))?;
@@ -135,7 +135,7 @@ pub(super) fn target_of(path: &Path) -> Result<PathBuf> {
     Ok(real)
 }
 
-/// Errors: `link`, on the way to `path`, is another user's where everybody can make one.
+/// Errors: `link`, on the way to `path`, is another user's where others than the folder's owner can make one.
 fn require_not_planted(link: &Path, path: &Path) -> Result<()> {
     let shown = shown_path(path);
     // It was there a moment ago.
@@ -148,8 +148,8 @@ fn require_not_planted(link: &Path, path: &Path) -> Result<()> {
     let is_own = is_of_folder || found.uid() == rustix::process::geteuid().as_raw();
     let (link, owner) = (shown_path(link), found.uid());
     ensure!(
-        above.mode() & 0o002 == 0 || is_own,
-        "{shown} cannot be written: {link} is a link of user {owner} where everybody can make one: name another file"
+        above.mode() & 0o022 == 0 || is_own,
+        "{shown} cannot be written: {link} is a link of user {owner} where others can make one: name another file"
     );
     Ok(())
 }
@@ -194,7 +194,7 @@ mod tests {
 
     /// Such as /tmp, where a link would make root replace any file.
     #[test]
-    fn another_users_link_where_everybody_can_make_one_is_not_followed() {
+    fn another_users_link_where_others_can_make_one_is_not_followed() {
         let (shared, own) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
         let (file, folder) = (shared.path().join("results.xml"), shared.path().join("results"));
         fs::write(own.path().join("results.xml"), "precious").unwrap();
@@ -209,7 +209,7 @@ mod tests {
             eprintln!("skipped: only root can give a link to another user");
             return;
         }
-        for (path, mode) in through.iter().flat_map(|path| [(path, 0o1777), (path, 0o777)]) {
+        for (path, mode) in through.iter().flat_map(|path| [(path, 0o1777), (path, 0o777), (path, 0o770)]) {
             set_mode(mode);
             let checked = require_writable([path.as_path()]).unwrap_err().to_string();
             let written = write_atomically(path, b"theirs").unwrap_err().to_string();
@@ -219,6 +219,21 @@ mod tests {
         assert_eq!(fs::read_to_string(own.path().join("results.xml")).unwrap(), "own");
         set_mode(0o755);
         write_atomically(&file, b"in a folder of one's own").unwrap();
+    }
+
+    #[test]
+    fn a_link_of_the_folders_owner_is_followed_unless_many_users_have_that_number() {
+        let (shared, own) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let file = shared.path().join("results.xml");
+        symlink(own.path().join("results.xml"), &file).unwrap();
+        fs::set_permissions(shared.path(), fs::Permissions::from_mode(0o1777)).unwrap();
+        for (user, is_followed) in [(1234, true), (65_534, false)] {
+            if [shared.path(), &file].iter().any(|path| lchown(path, Some(user), None).is_err()) {
+                eprintln!("skipped: only root can give a link to another user");
+                return;
+            }
+            assert_eq!(write_atomically(&file, b"own").is_ok(), is_followed, "{user}");
+        }
     }
 
     #[test]

@@ -14,6 +14,7 @@ use tempfile::Builder;
 
 use super::{output_within, program};
 use crate::printable::shown_path;
+use crate::root::open_mode;
 
 /// The variable that names the folder for a child's temporary files ([`super::Parent::connect`]). Its parent removes that folder.
 pub const TEMPORARY_FOLDER: &str = "CS336_WORKER_FOLDER";
@@ -77,19 +78,12 @@ pub fn is_open(error: &io::Error) -> bool {
     error.kind() == ErrorKind::Other
 }
 
-/// Errors: other users can rename and replace what is in `folder`. A group is this user's alone if it has the user's number, as
-/// most systems make it.
+/// Errors: other users can rename and replace what is in `folder`. Who makes a folder there says why none can be made.
 pub fn require_closed(folder: &Path) -> io::Result<()> {
-    // Who makes a folder there says why none can be made.
-    let Ok(found) = fs::metadata(folder) else { return Ok(()) };
-    let mode = found.mode() & 0o7777;
-    let is_shared = mode & 0o002 != 0 || mode & 0o020 != 0 && found.gid() != rustix::process::geteuid().as_raw();
-    if is_shared && mode & 0o1000 == 0 {
-        let shown = shown_path(folder);
-        let remedy = "set TMPDIR to a folder that they cannot write to, or give it the sticky bit (chmod +t)";
-        return Err(io::Error::other(format!("other users can replace what is in {shown} (mode {mode:o}); {remedy}")));
-    }
-    Ok(())
+    let Ok(Some(mode)) = open_mode(folder) else { return Ok(()) };
+    let shown = shown_path(folder);
+    let remedy = "set TMPDIR to a folder that they cannot write to, or give it the sticky bit (chmod +t)";
+    Err(io::Error::other(format!("other users can replace what is in {shown} (mode {mode:o}); {remedy}")))
 }
 
 impl Drop for LockedFolder {

@@ -208,11 +208,23 @@ impl Trusted {
         let (shown, owner, mode) = (shown_path(path), found.uid(), found.mode() & 0o7777);
         let user = self.users[0];
         ensure!(self.users.contains(&owner), "{shown} belongs to user {owner}, and you are user {user}: {remedy}");
-        let only_ours = || self.groups.contains(&found.gid()) && !has_access_list(path);
-        let is_open = mode & OTHERS_WRITE != 0 || mode & GROUP_WRITES != 0 && !only_ours();
-        ensure!(!is_open || mode & allowing != 0, "other users can write to {shown} (mode {mode:o}): {remedy}");
+        let is_open = mode & allowing == 0 && others_can_write(path, &found, &self.groups);
+        ensure!(!is_open, "other users can write to {shown} (mode {mode:o}): {remedy}");
         Ok(())
     }
+}
+
+/// The mode of `folder` if other users can rename and replace what is in it, whoever owns it.
+pub fn open_mode(folder: &Path) -> io::Result<Option<u32>> {
+    let found = fs::metadata(folder)?;
+    let is_open = found.mode() & STICKY == 0 && others_can_write(folder, &found, &Vec::from_iter(private_group()));
+    Ok(is_open.then_some(found.mode() & 0o7777))
+}
+
+/// Whether its mode lets all users write to `path`, or a group that is none of `private`, or users and groups of a list.
+fn others_can_write(path: &Path, found: &fs::Metadata, private: &[u32]) -> bool {
+    let is_of_group = found.mode() & GROUP_WRITES != 0;
+    found.mode() & OTHERS_WRITE != 0 || is_of_group && (!private.contains(&found.gid()) || has_access_list(path))
 }
 
 /// This user's group if it holds nobody else. A group that only a directory service knows counts as shared.
