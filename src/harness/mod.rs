@@ -29,4 +29,5 @@ pub mod stats;
 pub mod store;
 pub mod subject;
 pub mod suite;
+pub mod target;
 pub mod worker;

@@ -1,22 +1,21 @@
 //! The paths of record files, reading them, and atomic writes.
 
-use std::fs::{self, File};
+use std::fs;
 use std::io::{self, ErrorKind, Read as _, Write as _};
-use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
-use rustix::fs::{FallocateFlags, OFlags, fallocate};
+use rustix::fs::{FallocateFlags, fallocate};
 use rustix::io::Errno;
 use sha2::{Digest as _, Sha256};
 use tempfile::PersistError;
 
 use super::manifest::restoring;
-use super::named_files::{descriptor, open_in_place, target_of};
 use super::partial::partial;
 use super::problem::{Measured, Problem};
 use super::record::{Outcome, Profile, RecordFile};
 use super::subject::Subject;
+use super::target::{Target, descriptor, open_descriptor, open_device, open_in_place};
 use crate::printable::shown_path;
 use crate::root::{open, read_text};
 
@@ -223,26 +222,19 @@ fn code_of(source: &str) -> String {
 ///
 /// A link is followed, an existing file keeps who may read it, and what is no regular file (a device, a pipe) or is open
 /// (/dev/stdout, /dev/fd/3) is written to and not replaced. So is a file that cannot be replaced: one that is a mount of its own,
-/// or another user's in a folder such as /tmp. Another user's link there is refused.
+/// or its folder's owner's in a sticky folder. What other users planted is refused, as [`Target::of`] says.
 pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
     let descriptor = descriptor(path);
-    let target = target_of(path)?;
-    // Of the target itself: a link that is left leads to itself.
-    let existing = fs::symlink_metadata(&target).ok();
+    let Target { path: target, existing } = Target::of(path)?;
     let attempt = || -> io::Result<()> {
         match descriptor {
             Some(1) => return std::io::stdout().write_all(content).and_then(|()| std::io::stdout().flush()),
             Some(2) => return std::io::stderr().write_all(content),
-            _ => {}
+            Some(number) => return open_descriptor(number)?.write_all(content),
+            None => {}
         }
-        if descriptor.is_some() || existing.as_ref().is_some_and(|existing| !existing.is_file()) {
-            // Opening a pipe would wait for a reader. What an open file already holds stays.
-            let (flags, is_open) = (OFlags::NONBLOCK.bits() as i32, descriptor.is_some());
-            let mut options = File::options();
-            options.create(true).truncate(!is_open).write(true).append(is_open).custom_flags(flags);
-            let mut file = options.open(path)?;
-            rustix::io::ioctl_fionbio(&file, false)?;
-            return file.write_all(content);
+        if let Some(existing) = existing.as_ref().filter(|existing| !existing.is_file()) {
+            return open_device(&target, existing)?.write_all(content);
         }
         let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
         fs::create_dir_all(folder)?;
@@ -250,7 +242,10 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
         file.write_all(content)?;
         file.as_file().sync_all()?;
         let Err(PersistError { error, .. }) = file.persist(&target) else { return Ok(()) };
-        if ![Errno::BUSY, Errno::PERM].map(|errno| Some(errno.raw_os_error())).contains(&error.raw_os_error()) {
+        let is_kept =
+            [Errno::BUSY, Errno::PERM].map(|errno| Some(errno.raw_os_error())).contains(&error.raw_os_error());
+        // What another user has put there since is not written to.
+        if !is_kept || existing.is_none() {
             return Err(error);
         }
         let mut in_place = open_in_place(&target).map_err(|_| error)?;
