@@ -81,7 +81,11 @@ fn examine() -> Result<Vec<Requirement>> {
             "without it, kernels are not compiled, and cases that need them are not run",
         ),
         part("kernel cache", cuda::kernel_cache(), "each process compiles the kernels that are not in it"),
-        part("temporary", temporary(), "ranks, subjects and Python's PyTorch keep files there, and fail without them"),
+        part(
+            "temporary",
+            temporary(),
+            "workers, ranks, subjects and Python's PyTorch keep files there, and can fail without them",
+        ),
         part("peers", peers(), "without it, comparisons with Python's PyTorch are not run"),
         part(
             "git",

@@ -117,6 +117,11 @@ pub fn remove(folder: &Path) -> bool {
 /// Removes this user's [`LockedFolder`]s in `within` that no process holds. Best effort: another process may do the same.
 pub fn remove_unlocked(within: &Path) {
     let user = rustix::process::geteuid().as_raw();
+    // Others who can rename what is there could give any folder of this user such a name.
+    let is_owned = fs::metadata(within).is_ok_and(|found| [user, 0].contains(&found.uid()));
+    if !is_owned || !matches!(open_mode(within), Ok(None)) {
+        return;
+    }
     for entry in fs::read_dir(within).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let is_meant = name.to_str().is_some_and(|name| name.starts_with(NAME.0) && name.ends_with(NAME.1));
@@ -241,10 +246,11 @@ pub mod tests {
     }
 
     #[test]
-    fn a_folder_in_which_all_users_can_replace_what_is_there_takes_no_temporary_files() {
+    fn a_folder_in_which_others_can_replace_what_is_there_takes_no_temporary_files_and_loses_nothing() {
         let folder = tempfile::tempdir().unwrap();
+        let set_mode = |mode| fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
         let said = |mode: u32| {
-            fs::set_permissions(folder.path(), fs::Permissions::from_mode(mode)).unwrap();
+            set_mode(mode);
             require_closed(folder.path()).err().map(|error| error.to_string()).unwrap_or_default()
         };
         assert!(
@@ -252,6 +258,14 @@ pub mod tests {
                 && said(0o777).contains(" (mode 777); set TMPDIR")
         );
         assert_eq!([0o1777, 0o755, 0o700].map(said), ["", "", ""]);
+        set_mode(0o755);
+        let renamed = folder.path().join("cs336-thesis.locked");
+        fs::create_dir(&renamed).unwrap();
+        for (mode, is_left) in [(0o777, true), (0o1777, false)] {
+            set_mode(mode);
+            remove_unlocked(folder.path());
+            assert_eq!(renamed.exists(), is_left, "another user may have given it its name");
+        }
         if chown(folder.path(), None, Some(2000)).is_err() {
             eprintln!("skipped in part: only root can give a folder to a group that it is not in");
             return;
