@@ -12,7 +12,9 @@ use anyhow::{Result, bail, ensure};
 use rustix::fs::OFlags;
 
 use self::trust::{Trusted, require_own};
-pub use self::trust::{open_mode, require_own_environment, require_own_repository, require_own_way, way_to};
+pub use self::trust::{
+    open_mode, owners_folder, require_own_environment, require_own_repository, require_own_way, way_to,
+};
 use crate::printable::shown_path;
 
 mod trust;

@@ -166,7 +166,7 @@ fn of_ours(layout: &Layout, arguments: &Arguments) -> Result<Option<(Vec<Problem
 fn subject_of(folder: &Path, arguments: &Arguments) -> Result<Subject> {
     let problems = super::subject::problems(&arguments.problems)?;
     super::subject::require_checks(&arguments.checks, &problems)?;
-    arguments.subject.find(folder, arguments.cases.as_deref())
+    arguments.subject.find(folder, arguments.cases.as_deref(), None)
 }
 
 /// The grades of a subject; `None` when interrupted.

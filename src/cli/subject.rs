@@ -19,6 +19,7 @@ use crate::harness::worker::Worker;
 use crate::printable::{indented, shown_path};
 use crate::problems::{SUBJECT_CHECKS, SUBJECT_PROBLEMS};
 use crate::process::{confinement, oom_kills};
+use crate::root::owners_folder;
 use crate::subject::{attention, require_hidden, unavailable, words_of};
 use crate::units::GIB;
 
@@ -73,18 +74,25 @@ impl SubjectArguments {
     /// The tree of the subject that is named, else of ours.
     pub fn layout(&self, layout: &Layout) -> Result<Layout> {
         self.require_named()?;
-        let subject = self.subject.as_ref().map(|folder| self.find(folder, None)).transpose()?;
+        let subject = self.subject.as_ref().map(|folder| self.find(folder, None, None)).transpose()?;
         Ok(subject.map_or_else(|| layout.clone(), |subject| layout.of_subject(&subject)))
     }
 
-    /// The subject in `folder`. `cases` must not lie where it can read, since it could read what they expect.
-    pub fn find(&self, folder: &Path, cases: Option<&Path>) -> Result<Subject> {
+    /// The subject in `folder`, whose links are its owner's, ours, root's or `maker`'s. `cases` must not lie where it can read, since
+    /// it could read what they expect.
+    pub fn find(&self, folder: &Path, cases: Option<&Path>, maker: Option<u32>) -> Result<Subject> {
+        let real = owners_folder(folder, maker)?;
         require_tree_outside(folder)?;
         if self.install {
             install(folder)?;
         }
         let seed = self.seed.map_or_else(drawn_seed, Ok)?;
         let subject = Subject::find(folder, self.limit, self.memory * GIB as u64, seed)?;
+        ensure!(
+            subject.folder == real,
+            "the subject {} leads to another folder now: grade it again",
+            shown_path(folder)
+        );
         if let Some(cases) = cases {
             require_hidden(&subject, cases, &Layout::find()?.root.join("suites"))?;
         }

@@ -16,7 +16,8 @@ use crate::harness::grade_files::gradescope;
 use crate::harness::handout::HandoutProblem;
 use crate::harness::named_files::require_writable;
 use crate::harness::store::{Layout, free_names_beside, write_atomically};
-use crate::printable::{distinct_name, indented, printable, shown_path};
+use crate::harness::subject::Subject;
+use crate::printable::{distinct_name, first_few, indented, printable, shown_path};
 use crate::root::{self, require_own_way};
 
 /// The CSV's name in the output folder.
@@ -32,6 +33,8 @@ struct Row {
     name: String,
     /// In what conditions it was graded; or why it was not.
     note: Result<String, String>,
+    /// That other subjects are links to its folder, or it is one to theirs.
+    shared: Option<String>,
     grades: Vec<ProblemGrade>,
 }
 
@@ -53,16 +56,22 @@ pub fn run(
     require_writable([output.join(TABLE).as_path()])?;
     let _claimed = Output::claim(output)?;
     let mut earlier = EarlierTable::read(output)?;
+    // Who has made the links in it.
+    let maker = fs::metadata(folder)?.uid();
     let (mut rows, mut is_whole, printer) = (Vec::<Row>::new(), true, Printer { outlives: true });
     for subject in &subjects {
-        let name = distinct_name(subject.file_name().unwrap_or_default());
-        let row = match graded(layout, subject, arguments, &problems, checks) {
+        let (name, shared) = (name_of(subject), shared_folder(subject, &subjects));
+        let found = arguments.find(subject, None, Some(maker));
+        let row = match found.and_then(|found| graded(layout, &found, &problems, checks)) {
             // What an interrupt ended is no fault of the subject, and has no row.
             Err(_) if interrupted() => return Ok(Ended::Interrupted),
-            Err(error) => Row { name, note: Err(printable(&format!("{error:#}"))), grades: Vec::new() },
+            Err(error) => Row { name, note: Err(printable(&format!("{error:#}"))), shared, grades: Vec::new() },
             Ok(None) => return Ok(Ended::Interrupted),
-            Ok(Some((note, grades))) => Row { name, note: Ok(printable(&note)), grades },
+            Ok(Some((note, grades))) => Row { name, note: Ok(printable(&note)), shared, grades },
         };
+        if let Some(shared) = &row.shared {
+            eprintln!("{}: {shared}", row.name);
+        }
         printer.line(row.line());
         // What one name prevents must not cost the others their grades.
         if let Err(error) = write_own(&row, &output.join(subject.file_name().unwrap_or_default())) {
@@ -178,13 +187,11 @@ fn require_closed(path: &Path) -> Result<File> {
 /// In what conditions a subject was graded, and its grades; `None` when interrupted. Errors: why it could not be graded.
 fn graded(
     layout: &Layout,
-    subject: &Path,
-    arguments: &SubjectArguments,
+    subject: &Subject,
     problems: &[&'static HandoutProblem],
     checks: &[String],
 ) -> Result<Option<(String, Vec<ProblemGrade>)>> {
-    let found = arguments.find(subject, None)?;
-    Ok(grades(layout, &found, problems, checks, |_| ())?.map(|grades| (conditions(&found), grades)))
+    Ok(grades(layout, subject, problems, checks, |_| ())?.map(|grades| (conditions(subject), grades)))
 }
 
 /// Writes the subject's own results into its folder `own` of the output. Where it was not graded, earlier grades stay.
@@ -202,7 +209,8 @@ fn write_own(row: &Row, own: &Path) -> Result<()> {
         shown_path(&file)
     );
     let note = row.note.as_ref().unwrap_or_else(|error| error);
-    let text = gradescope(&row.grades, Some(&indented(note, 4)))?;
+    let note = [Some(note), row.shared.as_ref()].into_iter().flatten().cloned().collect::<Vec<_>>().join("; ");
+    let text = gradescope(&row.grades, Some(&indented(&note, 4)))?;
     write_atomically(&file, text.as_bytes())
 }
 
@@ -232,6 +240,21 @@ fn require_apart(output: &Path, subjects: &[PathBuf], folder: &Path) -> Result<(
     Ok(())
 }
 
+fn name_of(subject: &Path) -> String {
+    distinct_name(subject.file_name().unwrap_or_default())
+}
+
+/// That `subject` leads to the same folder as others do, or into one of theirs.
+fn shared_folder(subject: &Path, subjects: &[PathBuf]) -> Option<String> {
+    let real = subject.canonicalize().ok()?;
+    let is_shared = |other: &&PathBuf| {
+        let other_real = other.canonicalize();
+        *other != subject && other_real.is_ok_and(|other| other.starts_with(&real) || real.starts_with(other))
+    };
+    let names: Vec<String> = subjects.iter().filter(is_shared).map(|other| name_of(other)).collect();
+    (!names.is_empty()).then(|| format!("its folder is also that of {}", first_few(names.into_iter())))
+}
+
 /// The folders in `folder`, by name; hidden ones are left out, and what is no folder is named.
 fn subjects(folder: &Path) -> Result<Vec<PathBuf>> {
     let shown = shown_path(folder);
@@ -257,7 +280,7 @@ impl Row {
         self.grades.iter().map(|grade| grade.points).sum()
     }
 
-    /// Why points are missing, each reason on one line and cut to [`REASON_CHARS`].
+    /// Why points are missing, and whose folder it is too, each reason on one line and cut to [`REASON_CHARS`].
     fn reasons(&self) -> Vec<String> {
         let lost = self.grades.iter().flat_map(|grade| {
             grade.parts.iter().flat_map(|part| &part.lost).map(move |reason| format!("{}: {reason}", grade.name))
@@ -267,7 +290,8 @@ impl Row {
             Some((at, _)) => format!("{}..", &reason[..at]),
             None => reason,
         };
-        self.note.as_ref().err().cloned().into_iter().chain(lost).map(|reason| cut(on_one_line(reason))).collect()
+        let first = [self.note.as_ref().err().cloned(), self.shared.clone()];
+        first.into_iter().flatten().chain(lost).map(|reason| cut(on_one_line(reason))).collect()
     }
 
     fn line(&self) -> String {

@@ -140,9 +140,32 @@ fn remedy(root: &Path) -> String {
 /// Errors: on the way to `folder`, through all its links, there is a folder or a link of another user than root, or a folder that
 /// others can write to: they could put another one there. `remedy` ends the message.
 pub fn require_own_way(folder: &Path, remedy: &str) -> Result<()> {
-    let trusted = Trusted::of(folder, false)?;
+    let mut trusted = Trusted::of(folder, false)?;
+    // Root, also in a user namespace that has no number for it (user_namespaces(7)).
+    trusted.users.push(look_at(Path::new("/"))?.uid());
     trusted.require(folder, STICKY, remedy)?;
     trusted.way_above(folder, remedy)?.iter().try_for_each(|step| trusted.require(step, STICKY, remedy))
+}
+
+/// The folder that a path leads to.
+///
+/// Errors: a link on the way belongs to a user who neither owns the folder nor is this user, root or `maker`. Who made it may
+/// have no right to read what it leads to.
+pub fn owners_folder(path: &Path, maker: Option<u32>) -> Result<PathBuf> {
+    let (links, real) = way_to(path).with_context(|| format!("following {}", shown_path(path)))?;
+    // Who opens what is not there says so.
+    let Ok(found) = fs::metadata(&real) else { return Ok(path.to_path_buf()) };
+    let owner = found.uid();
+    let trusted = [Some(owner), Some(0), Some(rustix::process::geteuid().as_raw()), maker];
+    for link in links {
+        let user = fs::symlink_metadata(&link)?.uid();
+        let (link, real) = (shown_path(link), shown_path(&real));
+        ensure!(
+            trusted.contains(&Some(user)),
+            "{link} is a link of user {user} to {real}, which belongs to user {owner}"
+        );
+    }
+    Ok(real)
 }
 
 /// The links that a path leads through, each with its path, in which there is no further link; and where it leads in the end.
@@ -241,9 +264,9 @@ fn is_private(user: u32, group: u32, users: &str, groups: &str) -> bool {
     let users: Vec<_> = users.lines().map(fields).filter(|fields| fields.len() > 3).collect();
     let Some(name) = users.iter().find(|fields| fields[2] == user).map(|fields| &fields[0]) else { return false };
     let is_alone = users.iter().all(|fields| fields[3] != group || fields[2] == user);
-    let of_group = groups.lines().map(fields).find(|fields| fields.len() > 3 && fields[2] == group);
+    let mut of_group = groups.lines().map(fields).filter(|fields| fields.len() > 3 && fields[2] == group).peekable();
     let has_only = |members: &str| members.split(',').all(|member| member.is_empty() || member == name);
-    is_alone && of_group.is_some_and(|fields| fields[0] == *name && has_only(&fields[3]))
+    is_alone && of_group.peek().is_some() && of_group.all(|fields| fields[0] == *name && has_only(&fields[3]))
 }
 
 /// Whether users or groups of their own have rights to `path`. The group's bits of its mode are then the most that these have

@@ -224,6 +224,33 @@ fn a_file_for_graders_that_lies_among_a_subjects_files_is_refused_before_it_is_w
 }
 
 #[test]
+fn no_link_gives_a_subject_anothers_points_without_a_word() {
+    let graded = Graded::new();
+    let of_bob = graded.write("bob", "");
+    let subjects = graded.tree.path("subjects");
+    symlink("bob", subjects.join("ada")).unwrap();
+    let table = || {
+        let said = output_text(&graded.grading(&["flash_forward", "--subjects", "subjects"]).output().unwrap());
+        (said, fs::read_to_string(graded.tree.path("grades/grades.csv")).unwrap())
+    };
+    let (said, rows) = table();
+    for (name, other) in [("ada", "bob"), ("bob", "ada")] {
+        let words = format!("its folder is also that of {other}");
+        assert!(said.contains(&format!("{name}: {words}")) && rows.contains(&words), "{said}{rows}");
+    }
+    if std::os::unix::fs::lchown(subjects.join("ada"), Some(1234), None).is_err() {
+        eprintln!("skipped in part: only root can give a link to another user");
+        return;
+    }
+    let (said, rows) = table();
+    let words = format!(
+        "/ada is a link of user 1234 to {}, which belongs to user ",
+        of_bob.canonicalize().unwrap().to_str().unwrap()
+    );
+    assert!(said.contains("not graded  ada: ") && rows.contains(&words), "{said}{rows}");
+}
+
+#[test]
 fn a_table_of_an_earlier_run_is_kept_until_a_new_one_has_all_of_it() {
     let graded = Graded::new();
     let grading = || graded.grading(&["flash_forward", "--subjects", "subjects"]);

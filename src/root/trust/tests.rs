@@ -89,6 +89,7 @@ fn a_group_is_private_only_where_it_has_the_users_name_and_nobody_else() {
     assert!(!is_private(1000, 1000, users, &groups.replace("1000:ada", "1000:ada,bob")), "another member");
     assert!(!is_private(1000, 1000, &users.replace("1001:100", "1001:1000"), groups), "another user's group");
     assert!(!is_private(1000, 1000, users, ""), "an unknown group");
+    assert!(!is_private(1000, 1000, users, &format!("{groups}ours:x:1000:ada,bob\n")), "a second name of the group");
 }
 
 #[test]
