@@ -21,7 +21,7 @@ pub struct Environment {
     pub agent_store: bool,
     /// How often torchrun has restarted the ranks; each attempt has keys of its own in the launcher's store.
     pub attempt: usize,
-    /// The network interface that Gloo is to use (`GLOO_SOCKET_IFNAME`).
+    /// The network interface that Gloo is to use (`GLOO_SOCKET_IFNAME`; an empty one is none, as to PyTorch).
     pub interface: Option<String>,
     /// How long a collective may take: what the supervisor allows, else [`DEFAULT_TIMEOUT`].
     pub timeout: Duration,
@@ -137,7 +137,7 @@ impl Environment {
             master_port,
             agent_store: variable(AGENT_STORE).is_some_and(|value| value == "True"),
             attempt: variable("TORCHELASTIC_RESTART_COUNT").and_then(|count| count.parse().ok()).unwrap_or(0),
-            interface: variable("GLOO_SOCKET_IFNAME"),
+            interface: variable("GLOO_SOCKET_IFNAME").filter(|name| !name.is_empty()),
             timeout,
         })
     }
@@ -190,6 +190,8 @@ mod tests {
         let read = from(TORCHRUN).unwrap();
         assert_eq!((read.rank, read.world_size, read.local_world_size), (1, 2, 2));
         assert_eq!((read.master_port, read.timeout), (29511, DEFAULT_TIMEOUT));
+        let interface = |name| from(&[TORCHRUN, &[("GLOO_SOCKET_IFNAME", name)]].concat()).unwrap().interface;
+        assert_eq!(["eth0", ""].map(interface), [Some("eth0".to_string()), None]);
         for (name, value) in [
             ("RANK", None),
             ("RANK", Some("2")),

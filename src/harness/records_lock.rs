@@ -1,10 +1,11 @@
 //! One command at a time writes records, and removes what one that was killed left half written.
 
 use std::fs::{self, File};
-use std::os::unix::fs::OpenOptionsExt as _;
+use std::io::ErrorKind;
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::Path;
 
-use anyhow::{Context as _, Result, bail};
+use anyhow::{Context as _, Result, anyhow, bail};
 use rustix::fs::OFlags;
 
 use super::partial::PARTIAL;
@@ -26,7 +27,13 @@ pub fn lock_records(layout: &Layout) -> Result<File> {
         bail!("{}", layout.leads_nowhere(link));
     }
     let shown = layout.display(&path);
-    let file = open().map_err(|error| cannot_write(&path, &shown, &error))?;
+    let file = open().map_err(|error| match fs::metadata(&path) {
+        Ok(found) if error.kind() == ErrorKind::PermissionDenied => anyhow!(
+            "{shown} is locked by user {} alone: remove it when no cs336 of that user runs here, or work in a clone of your own",
+            found.uid()
+        ),
+        _ => cannot_write(&path, &shown, &error),
+    })?;
     match file.try_lock() {
         Ok(()) => {
             remove_partial(layout);
