@@ -63,9 +63,6 @@ pub fn require_writable<'a>(files: impl IntoIterator<Item = &'a Path>) -> Result
         if descriptor(path).is_some() || fs::metadata(path).is_ok_and(|found| !found.is_file()) {
             continue;
         }
-        if target.path.is_symlink() && !target.path.exists() {
-            bail!("{shown} is a link that leads to itself: remove it");
-        }
         let opened = open_in_place(&target.path);
         if let (Some(existing), Err(_), true) = (&target.existing, &opened, target.is_kept()) {
             bail!(

@@ -25,7 +25,7 @@ pub fn partial(folder: &Path, target: &Path, existing: Option<&Metadata>) -> io:
     let mut builder = Builder::new();
     builder.prefix(PARTIAL);
     let (made, mode) = if let Some(existing) = existing {
-        let made = builder.tempfile_in(folder)?;
+        let made = builder.tempfile_in(folder).map_err(without_path)?;
         let mode = match admit(made.as_file(), target, existing) {
             Ok(()) => existing.mode(),
             Err(_) if getxattr(target, ACCESS, &mut [0; 0][..]).is_ok() => existing.mode() & 0o700,
@@ -34,7 +34,7 @@ pub fn partial(folder: &Path, target: &Path, existing: Option<&Metadata>) -> io:
         // The file is this user's now: what another one prepared must not become a program of root.
         (made, mode & PERMISSIONS)
     } else {
-        let made = builder.permissions(Permissions::from_mode(0o666)).tempfile_in(folder)?;
+        let made = builder.permissions(Permissions::from_mode(0o666)).tempfile_in(folder).map_err(without_path)?;
         let mode = made.as_file().metadata()?.mode();
         (made, mode & PERMISSIONS & !0o022)
     };
@@ -43,6 +43,12 @@ pub fn partial(folder: &Path, target: &Path, existing: Option<&Metadata>) -> io:
         made.as_file().set_permissions(Permissions::from_mode(mode))?;
     }
     Ok(made)
+}
+
+/// The error without the path of the partial file, which no user knows.
+fn without_path(error: io::Error) -> io::Error {
+    let text = error.to_string();
+    io::Error::new(error.kind(), text.split(" at path ").next().unwrap_or_default())
 }
 
 /// The mode of a file whose group could not be kept: another group gets what all others have, and these nothing that

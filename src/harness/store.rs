@@ -1,7 +1,9 @@
 //! The paths of record files, reading them, and atomic writes.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{self, ErrorKind, Read as _, Write as _};
+use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, anyhow, bail, ensure};
@@ -15,7 +17,7 @@ use super::partial::partial;
 use super::problem::{Measured, Problem};
 use super::record::{Outcome, Profile, RecordFile};
 use super::subject::Subject;
-use super::target::{Target, descriptor, open_descriptor, open_device, open_in_place};
+use super::target::{HeldFolder, Target, descriptor, open_descriptor, open_device, open_in_place};
 use crate::printable::shown_path;
 use crate::root::{open, read_text};
 
@@ -236,10 +238,10 @@ pub fn write_atomically(path: &Path, content: &[u8]) -> Result<()> {
         if let Some(existing) = existing.as_ref().filter(|existing| !existing.is_file()) {
             return open_device(&target, existing)?.write_all(content);
         }
-        let folder = target.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."));
-        fs::create_dir_all(folder)?;
-        let mut file = partial(folder, &target, existing.as_ref())?;
-        file.write_all(content)?;
+        let folder = HeldFolder::of(&target)?;
+        let target = folder.join(target.file_name().ok_or(ErrorKind::IsADirectory)?);
+        let mut file = partial(&folder.join(OsStr::new("")), &target, existing.as_ref())?;
+        file.as_file_mut().write_all(content)?;
         file.as_file().sync_all()?;
         let Err(PersistError { error, .. }) = file.persist(&target) else { return Ok(()) };
         let is_kept =
@@ -265,8 +267,16 @@ pub fn cannot_write(path: &Path, shown: &str, error: &io::Error) -> anyhow::Erro
         Some(link) => {
             anyhow!("{shown} cannot be written: {} is a link that leads nowhere; mend or remove it", shown_path(link))
         }
-        None => anyhow!("{shown} cannot be written: {error}{}", remedy(error)),
+        None => anyhow!("{shown} cannot be written: {error}{}{}", remedy(error), owner_of_folder(path, error)),
     }
+}
+
+/// Whose the folder of `path` is, where that is another user and may be why.
+fn owner_of_folder(path: &Path, error: &io::Error) -> String {
+    let is_denied = error.raw_os_error() == Some(Errno::ACCESS.raw_os_error());
+    let owner = path.parent().filter(|_| is_denied).and_then(|folder| Some(fs::metadata(folder).ok()?.uid()));
+    let owner = owner.filter(|&owner| owner != rustix::process::geteuid().as_raw());
+    owner.map_or_else(String::new, |owner| format!(", which belongs to user {owner}"))
 }
 
 fn remedy(error: &io::Error) -> &'static str {

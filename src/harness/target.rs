@@ -1,16 +1,18 @@
 //! Where a file that a command line names is written: through its links, in none that other users planted.
 
+use std::ffi::OsStr;
 use std::fs::{self, File, Metadata};
 use std::io::{self, ErrorKind};
+use std::os::fd::{AsRawFd as _, OwnedFd};
 use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _};
 use std::path::{Component, Path, PathBuf};
 
-use anyhow::{Context as _, Result, ensure};
+use anyhow::{Context as _, Result, bail, ensure};
 use rustix::fs::OFlags;
-use rustix::io::ioctl_fionbio;
+use rustix::io::{Errno, ioctl_fionbio};
 
 use crate::printable::shown_path;
-use crate::root::way_to;
+use crate::root::{make_without_links, many_users, way_to};
 
 /// More links than the kernel follows.
 const MOST_LINKS: usize = 40;
@@ -27,8 +29,8 @@ pub(super) fn descriptor(path: &Path) -> Option<u32> {
 
 /// What a path leads to.
 pub(super) struct Target {
-    /// Without links, also where nothing is there yet. Of a loop, a link; of what the system alone can follow, as another process's
-    /// pipe, its link in /proc.
+    /// Without links, also where nothing is there yet. Of what the system alone can follow, as another process's pipe, its link in
+    /// /proc.
     pub path: PathBuf,
     /// What is there.
     pub existing: Option<Metadata>,
@@ -60,7 +62,14 @@ impl Target {
 
 fn resolved(path: &Path) -> Result<PathBuf> {
     let changes = || format!("{} cannot be written: what it leads to changes: name another file", shown_path(path));
-    let Ok((on_the_way, real)) = way_to(path) else { return Ok(path.to_path_buf()) };
+    let (on_the_way, real) = match way_to(path) {
+        Ok(way) => way,
+        Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
+            bail!("{} is a link that leads to itself: remove it", shown_path(path))
+        }
+        // An empty path.
+        Err(_) => return Ok(path.to_path_buf()),
+    };
     for link in &on_the_way {
         // It was there a moment ago.
         require_not_planted(link, &fs::symlink_metadata(link).with_context(changes)?, path)?;
@@ -77,9 +86,7 @@ fn resolved(path: &Path) -> Result<PathBuf> {
 /// Errors: `at`, on the way to `path`, is another user's where others than the folder's owner can make one.
 fn require_not_planted(at: &Path, found: &Metadata, path: &Path) -> Result<()> {
     let Ok(above) = fs::metadata(at.parent().unwrap_or(at)) else { return Ok(()) };
-    // In a user namespace many users have this number (user_namespaces(7)).
-    let unknown = fs::read_to_string("/proc/sys/kernel/overflowuid").ok().and_then(|uid| uid.trim().parse().ok());
-    let is_of_folder = found.uid() == above.uid() && Some(found.uid()) != unknown;
+    let is_of_folder = found.uid() == above.uid() && Some(found.uid()) != many_users();
     let is_own = is_of_folder || [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
     // Where a folder is not sticky, whoever can write to it can replace the file afterwards too.
     let is_shared = above.mode() & OTHERS_WRITE != 0 && (found.is_symlink() || above.mode() & STICKY != 0);
@@ -90,6 +97,21 @@ fn require_not_planted(at: &Path, found: &Metadata, path: &Path) -> Result<()> {
         "{shown} cannot be written: {at} is a {kind} of user {owner} where others can make one: name another file"
     );
     Ok(())
+}
+
+/// The folder of a target, made where it is missing and held. What another user puts in its place, or in that of a folder above
+/// it, is not written to.
+pub(super) struct HeldFolder(OwnedFd);
+
+impl HeldFolder {
+    pub fn of(target: &Path) -> io::Result<Self> {
+        make_without_links(std::path::absolute(target)?.parent().unwrap_or(target)).map(Self)
+    }
+
+    /// The path of `name` in it, as long as it is held.
+    pub fn join(&self, name: &OsStr) -> PathBuf {
+        Path::new("/proc/self/fd").join(self.0.as_raw_fd().to_string()).join(name)
+    }
 }
 
 /// A regular file, open for writing. What another user puts there meanwhile is neither followed nor waited for.
@@ -246,6 +268,20 @@ mod tests {
         };
         let said = std::thread::scope(|scope| scope.spawn(tried).join().unwrap());
         assert!(said.contains("is a file of user 1234, who alone may replace it: name another file"), "{said}");
+    }
+
+    #[test]
+    fn what_takes_a_folders_place_is_not_written_to() {
+        let within = tempfile::tempdir().unwrap();
+        let path = |name: &str| within.path().join(name);
+        let target = path("new/deep/results.json");
+        let held = HeldFolder::of(&target).unwrap();
+        fs::rename(path("new"), path("moved")).unwrap();
+        fs::create_dir_all(path("precious/deep")).unwrap();
+        symlink("precious", path("new")).unwrap();
+        assert_eq!(HeldFolder::of(&target).err().map(|error| error.kind()), Some(ErrorKind::NotADirectory));
+        fs::write(held.join(OsStr::new("results.json")), "").unwrap();
+        assert!(path("moved/deep/results.json").exists() && !path("precious/deep/results.json").exists());
     }
 
     #[test]

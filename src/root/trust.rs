@@ -156,13 +156,16 @@ pub fn owners_folder(path: &Path, maker: Option<u32>) -> Result<PathBuf> {
     // Who opens what is not there says so.
     let Ok(found) = fs::metadata(&real) else { return Ok(path.to_path_buf()) };
     let owner = found.uid();
-    let trusted = [Some(owner), Some(0), Some(rustix::process::geteuid().as_raw()), maker];
+    let mut trusted = vec![Some(owner), Some(0), Some(rustix::process::geteuid().as_raw()), maker];
+    trusted.retain(|user| *user != many_users());
     for link in links {
         let user = fs::symlink_metadata(&link)?.uid();
         let (link, real) = (shown_path(link), shown_path(&real));
+        let many = if Some(user) == many_users() { "; in this user namespace many users have that number" } else { "" };
         ensure!(
             trusted.contains(&Some(user)),
-            "{link} is a link of user {user} to {real}, which belongs to user {owner}"
+            "{link} is a link of user {user} to {real}, which belongs to user {owner}{many}: make a link of your own, or \
+             leave it out"
         );
     }
     Ok(real)
@@ -190,6 +193,11 @@ pub fn way_to(path: &Path) -> io::Result<(Vec<PathBuf>, PathBuf)> {
         left.extend(parts(&target));
     }
     Ok((links, at))
+}
+
+/// The number of all users that have none in this user namespace (user_namespaces(7)).
+pub fn many_users() -> Option<u32> {
+    fs::read_to_string("/proc/sys/kernel/overflowuid").ok()?.trim().parse().ok()
 }
 
 /// The users and groups that may own code and write to it.
