@@ -14,14 +14,11 @@ use crate::harness::python;
 use crate::harness::record::Gpu;
 use crate::harness::store::Layout;
 use crate::printable::{indented, shown_path};
-use crate::process::{LockedFolder, output_within, program};
+use crate::process::{LEAST_ROOM, LockedFolder, output_within, program, room};
 use crate::root::installing;
-use crate::units::{MIB, human_bytes};
+use crate::units::human_bytes;
 
 pub mod ranks;
-
-/// A disk with less is nearly full: the files of one check have megabytes.
-const LEAST_ROOM: f64 = 128.0 * MIB;
 
 /// One requirement: whether it is met, and what does not work without it.
 #[derive(Serialize)]
@@ -122,14 +119,12 @@ fn part(name: &'static str, described: Result<String>, otherwise: &str) -> Requi
 /// The folder for temporary files and its room. Errors: nothing can be written there; it has less than [`LEAST_ROOM`].
 fn temporary() -> Result<String> {
     let folder = LockedFolder::new("doctor")?;
-    let disk = rustix::fs::statvfs(folder.path())?;
     let shown = shown_path(folder.path().parent().unwrap_or(folder.path()));
-    // A file system in memory may have no limit of its own.
-    if disk.f_blocks == 0 {
+    let room = room(folder.path())?;
+    if room == u64::MAX {
         return Ok(shown);
     }
-    let room = disk.f_bavail as f64 * disk.f_frsize as f64;
-    let has_room = format!("{shown} has room for {}", human_bytes(room as u64));
+    let has_room = format!("{shown} has room for {}", human_bytes(room));
     ensure!(room >= LEAST_ROOM, "{has_room}; set TMPDIR to a folder with more");
     Ok(has_room)
 }

@@ -71,6 +71,7 @@ fn safe(interpreter: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Comm
     if let Some(folders) = variable(FOLDERS) {
         command.env(FOLDERS, absolute(&folders));
     }
+    command.env("USER", user(&variable));
     // PyTorch runs CUDA's compilers. Python does not check who owns the compiled modules of PYTHONPYCACHEPREFIX.
     let homes = ["CUDA_HOME", "CUDA_PATH", "PYTHONHOME", "PYTHONUSERBASE"].into_iter();
     // PYTHONHOME may name two folders.
@@ -80,6 +81,14 @@ fn safe(interpreter: &Path, variable: impl Fn(&str) -> Option<OsString>) -> Comm
         command.env_remove(name);
     }
     command
+}
+
+/// The user's name, else its number. Of one that is in no passwd file PyTorch's compiler would look for the name, and fail.
+pub fn user(variable: impl Fn(&str) -> Option<OsString>) -> OsString {
+    // In the order of Python's getpass.getuser.
+    let mut names = ["LOGNAME", "USER", "LNAME", "USERNAME"].into_iter().filter_map(variable);
+    let number = || rustix::process::geteuid().as_raw().to_string().into();
+    names.find(|name| !name.is_empty()).unwrap_or_else(number)
 }
 
 /// [`FOLDERS`] with [`named`] alone.
@@ -242,6 +251,16 @@ mod tests {
         let relative = ["CUDA_HOME", "PYTHONHOME", "PYTHONPYCACHEPREFIX"];
         let expected: std::collections::BTreeSet<_> = COMPILER_PATHS.into_iter().chain(relative).collect();
         assert_eq!(removed, Vec::from_iter(expected));
+    }
+
+    #[test]
+    fn a_user_without_a_name_is_called_by_number() {
+        let named = |values: &[(&str, &str)]| {
+            user(|name| values.iter().find(|(known, _)| *known == name).map(|(_, value)| value.into()))
+        };
+        assert_eq!(named(&[("USER", "ada"), ("LOGNAME", "")]), "ada");
+        assert_eq!(named(&[("USER", "ada"), ("LOGNAME", "bob")]), "bob");
+        assert_eq!(named(&[]), OsString::from(rustix::process::geteuid().as_raw().to_string()));
     }
 
     #[test]

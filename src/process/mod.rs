@@ -27,7 +27,9 @@ pub use proc::{is_alive, processes_with};
 pub use program::{output_within, program};
 #[cfg(test)]
 pub use temporary::tests::become_an_owner;
-pub use temporary::{IN_MEMORY, LockedFolder, TEMPORARY_FOLDER, is_open, remove, remove_unlocked, require_closed};
+pub use temporary::{
+    IN_MEMORY, LEAST_ROOM, LockedFolder, TEMPORARY_FOLDER, is_open, remove, remove_unlocked, require_closed, room,
+};
 
 /// The longest line that is read from a child, in bytes; a child that sends a longer one is killed.
 pub const MAX_LINE_BYTES: usize = 64 << 20;

@@ -73,6 +73,16 @@ impl LockedFolder {
     }
 }
 
+/// A disk with less is nearly full: the files of one check, and what compilers write meanwhile, have megabytes.
+pub const LEAST_ROOM: u64 = 128 << 20;
+
+/// The bytes that can still be written to the disk of `folder`; of a file system in memory without a limit, the most that there
+/// are.
+pub fn room(folder: &Path) -> io::Result<u64> {
+    let disk = rustix::fs::statvfs(folder)?;
+    Ok(if disk.f_blocks == 0 { u64::MAX } else { disk.f_bavail * disk.f_frsize })
+}
+
 /// Whether `error` is that of [`require_closed`]: then no file may go there, whoever needs it.
 pub fn is_open(error: &io::Error) -> bool {
     error.kind() == ErrorKind::Other

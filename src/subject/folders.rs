@@ -9,6 +9,8 @@ use serde::{Deserialize, Serialize};
 use super::SubjectFault;
 use crate::error::NotGraded;
 use crate::printable::shown_path;
+use crate::process::{LEAST_ROOM, room};
+use crate::units::human_bytes;
 
 /// The most bytes of one file that the subject writes, and of all that it leaves: a model's values and compiled code fit.
 pub(super) const MOST_BYTES: u64 = 4 << 30;
@@ -83,12 +85,23 @@ impl Folders {
         Ok(())
     }
 
-    /// Errors: [`NotGraded`] where nobody can write to their disk, so that a failed call is no fault of the subject.
+    /// Errors: [`NotGraded`] where nobody can write to their disk, or it is nearly full, so that a failed call may be no fault of
+    /// the subject: a compiler that finds no room removes what it wrote.
     pub(super) fn require_room(&self) -> Result<()> {
         let probe = self.given.join("probe");
         std::fs::write(&probe, [1; 1 << 16]).map_err(|error| NotGraded::while_doing(&shown_path(&probe), error))?;
-        Ok(std::fs::remove_file(probe)?)
+        std::fs::remove_file(probe)?;
+        require_least_room(&self.given, room(&self.given)?)
     }
+}
+
+fn require_least_room(folder: &Path, room: u64) -> Result<()> {
+    let words = || {
+        let [has, needs] = [room, LEAST_ROOM].map(human_bytes);
+        format!("{} has room for {has}; set TMPDIR to a folder with more than {needs}", shown_path(folder))
+    };
+    ensure!(room >= LEAST_ROOM, NotGraded(words()));
+    Ok(())
 }
 
 /// Errors: [`NotGraded`] where no compiled code can be loaded from the folder, as that of torch.compile or Triton is.
@@ -117,6 +130,15 @@ mod tests {
         assert!(
             NotGraded::of(&refused).is_some_and(|NotGraded(words)| words.contains("/tmp") && words.contains("TMPDIR"))
         );
+    }
+
+    /// A compiler that found no room has removed what it wrote, so that something can be written again.
+    #[test]
+    fn a_failure_on_a_disk_that_is_nearly_full_is_not_charged_to_the_subject() {
+        require_least_room(Path::new("/tmp"), 1 << 30).unwrap();
+        let refused = require_least_room(Path::new("/tmp"), 20 << 20).unwrap_err();
+        let words = "/tmp has room for 20.00 MiB; set TMPDIR to a folder with more than 128.00 MiB";
+        assert!(NotGraded::of(&refused).is_some_and(|NotGraded(said)| said == words), "{refused}");
     }
 
     fn folders() -> (tempfile::TempDir, Folders) {

@@ -5,7 +5,7 @@ use std::path::Path;
 use anyhow::{Context as _, Result, ensure};
 
 use crate::printable::shown_path;
-use crate::process::{IN_MEMORY, LockedFolder, remove_unlocked, require_closed};
+use crate::process::{IN_MEMORY, LockedFolder, remove_unlocked, require_closed, room};
 use crate::units::human_bytes;
 
 /// A folder for `bytes`: in memory where there is room for twice as much, else where temporary files go.
@@ -16,8 +16,7 @@ pub fn scratch(bytes: u64) -> Result<LockedFolder> {
 fn scratch_in(memory: &Path, disk: &Path, bytes: u64) -> Result<LockedFolder> {
     // What was left may take the room.
     [memory, disk].into_iter().for_each(remove_unlocked);
-    let has_room =
-        |folder: &Path, bytes| rustix::fs::statvfs(folder).is_ok_and(|found| found.f_bavail * found.f_frsize >= bytes);
+    let has_room = |folder: &Path, bytes| room(folder).is_ok_and(|room| room >= bytes);
     // Volumes in memory that Kubernetes makes have the mode 777.
     let fits_in_memory = has_room(memory, 2 * bytes) && require_closed(memory).is_ok();
     let folder = if fits_in_memory { memory } else { disk };
