@@ -7,7 +7,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::stdin;
-use std::os::fd::AsFd as _;
+use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -24,12 +24,13 @@ use serde::{Deserialize, Serialize};
 use super::guard::{GUARD, Guard};
 use super::{not_started, system_calls};
 use crate::printable::shown_path;
+use crate::root::open_without_links;
 
 /// What a confined program may do. Of files and folders, those that do not exist are skipped.
 #[derive(Debug, Clone, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Confinement {
-    /// To read and execute, with all below.
+    /// To read and execute, with all below. Their paths have no links: who puts one there makes nothing else readable.
     pub read: Vec<OsString>,
     /// To list, with all below.
     pub list: Vec<OsString>,
@@ -102,12 +103,14 @@ impl Confinement {
     }
 
     fn ruleset(&self) -> Result<RulesetCreated, RulesetError> {
+        let held: Vec<OwnedFd> = self.read.iter().filter_map(|path| open_without_links(path.as_ref()).ok()).collect();
+        let held = held.iter().map(|held| format!("/proc/self/fd/{}", held.as_raw_fd()));
         let read = AccessFs::from_read(VERSION);
         let inside = if self.with_cuda { Scope::Signal.into() } else { Scope::from_all(VERSION) };
         let ruleset = Ruleset::default().handle_access(AccessFs::from_all(VERSION))?.scope(inside)?;
         ruleset
             .create()?
-            .add_rules(path_beneath_rules(&self.read, read))?
+            .add_rules(path_beneath_rules(held, read))?
             .add_rules(path_beneath_rules(&self.list, AccessFs::ReadDir))?
             .add_rules(path_beneath_rules(&self.write, AccessFs::from_all(VERSION) & !DEVICES))
     }
@@ -155,4 +158,37 @@ pub fn lacks() -> Option<String> {
 /// The paths as they travel in JSON, which need not be UTF-8.
 pub fn paths(paths: impl IntoIterator<Item = PathBuf>) -> Vec<OsString> {
     paths.into_iter().map(PathBuf::into_os_string).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// A subject could put one there while it is graded.
+    #[test]
+    fn a_link_in_the_place_of_a_readable_folder_makes_nothing_else_readable() {
+        let within = tempfile::tempdir().unwrap();
+        let [own, secret, link] =
+            ["own", "secret", "link"].map(|name| within.path().canonicalize().unwrap().join(name));
+        for folder in [&own, &secret] {
+            fs::create_dir(folder).unwrap();
+            fs::write(folder.join("file"), "").unwrap();
+        }
+        symlink(&secret, &link).unwrap();
+        let confinement = Confinement { read: paths([own.clone(), link.clone()]), ..Confinement::default() };
+        let reading = move || {
+            let enforced = enforce(confinement.ruleset()?, false).map(|(status, _)| status)?;
+            let can_read = [own, secret, link].map(|folder| fs::read(folder.join("file")).is_ok());
+            anyhow::Ok((enforced, can_read))
+        };
+        let (enforced, can_read) = std::thread::spawn(reading).join().unwrap().unwrap();
+        if enforced == RulesetStatus::NotEnforced {
+            eprintln!("skipped: this kernel has no Landlock");
+            return;
+        }
+        assert_eq!(can_read, [true, false, false]);
+    }
 }

@@ -49,7 +49,6 @@ const INHERITED: &[&str] = &[
     "LANG",
     "LC_ALL",
     "TZ",
-    "USER",
     "LD_LIBRARY_PATH",
     "CUDA_DEVICE_ORDER",
     "CUDA_VISIBLE_DEVICES",
@@ -65,21 +64,14 @@ const INHERITED: &[&str] = &[
     "TRITON_INTERPRET",
 ];
 
-/// What the subject's process may read besides its inputs.
-fn readable(subject: &Subject, suites: &Path) -> Vec<PathBuf> {
+/// What the subject's process may read besides its inputs, without links.
+fn granted(subject: &Subject, suites: &Path) -> Vec<PathBuf> {
     let before = std::env::var_os(python::FOLDERS);
     let modules = before.iter().flat_map(|folders| python::named(folders));
-    let system = SYSTEM.iter().map(PathBuf::from);
-    system
-        .chain(own_files(&subject.python))
-        .chain(modules)
-        .chain([suites.join("peers"), subject.folder.clone()])
-        .collect()
-}
-
-/// What of it exists, without links.
-fn granted(subject: &Subject, suites: &Path) -> Vec<PathBuf> {
-    readable(subject, suites).iter().filter_map(|granted| granted.canonicalize().ok()).collect()
+    let places = SYSTEM.iter().map(PathBuf::from).chain(modules).chain([suites.join("peers")]);
+    let places = places.map(|place| place.canonicalize().unwrap_or(place));
+    // These had no links when they were found: one that is there now is the subject's.
+    places.chain(own_files(&subject.python)).chain([subject.folder.clone()]).collect()
 }
 
 /// The variables that name programs, with what of them the subject may execute: a compiler elsewhere would fail, where another
@@ -125,7 +117,7 @@ pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Re
         let remedy = "which the subject can read; set TMPDIR to another folder";
         bail!(NotGraded(format!("the folder for temporary files, {given}, lies in {place}, {remedy}")));
     }
-    let read: Vec<PathBuf> = readable(subject, suites).into_iter().chain([folders.given.clone()]).collect();
+    let read: Vec<PathBuf> = granted.iter().cloned().chain([given]).collect();
     if let Some(place) = read.iter().find(|place| place.to_str().is_none()) {
         bail!(NotGraded(format!(
             "{}, which the subject must read, is not UTF-8: rename or move it",
@@ -156,6 +148,7 @@ pub(super) fn command(subject: &Subject, folders: &Folders, suites: &Path) -> Re
         // They lie in HOME, where one process of the subject could leave some that run in another before our code.
         .env("PYTHONNOUSERSITE", "1");
     command.env("HOME", &folders.scratch).env("TMPDIR", &folders.scratch).current_dir(&folders.scratch);
+    command.env("USER", python::user(|name| std::env::var_os(name)));
     // Without it torch.compile tries each kind of vector instructions by compiling a library, which takes half a minute.
     command.env("TORCHINDUCTOR_VEC_ISA_OK", "1");
     let (multicast, off) = NVLS;
