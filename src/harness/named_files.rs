@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 use rustix::io::Errno;
 
-use super::partial::PARTIAL;
+use super::partial::{PARTIAL, without_path};
 use super::store::cannot_write;
 use super::target::{Target, descriptor, links, open_in_place};
 use crate::printable::shown_path;
@@ -88,7 +88,7 @@ fn try_folder_of(target: &Path) -> io::Result<()> {
     if !folder.is_dir() {
         return Err(ErrorKind::NotADirectory.into());
     }
-    tempfile::Builder::new().prefix(PARTIAL).tempfile_in(folder).map(drop)
+    tempfile::Builder::new().prefix(PARTIAL).tempfile_in(folder).map(drop).map_err(without_path)
 }
 
 #[derive(PartialEq)]

@@ -46,7 +46,7 @@ pub fn partial(folder: &Path, target: &Path, existing: Option<&Metadata>) -> io:
 }
 
 /// The error without the path of the partial file, which no user knows.
-fn without_path(error: io::Error) -> io::Error {
+pub fn without_path(error: io::Error) -> io::Error {
     let text = error.to_string();
     io::Error::new(error.kind(), text.split(" at path ").next().unwrap_or_default())
 }

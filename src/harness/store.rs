@@ -273,7 +273,8 @@ pub fn cannot_write(path: &Path, shown: &str, error: &io::Error) -> anyhow::Erro
 
 /// Whose the folder of `path` is, where that is another user and may be why.
 fn owner_of_folder(path: &Path, error: &io::Error) -> String {
-    let is_denied = error.raw_os_error() == Some(Errno::ACCESS.raw_os_error());
+    let is_locked = error.raw_os_error() == Some(Errno::PERM.raw_os_error());
+    let is_denied = error.kind() == ErrorKind::PermissionDenied && !is_locked;
     let owner = path.parent().filter(|_| is_denied).and_then(|folder| Some(fs::metadata(folder).ok()?.uid()));
     let owner = owner.filter(|&owner| owner != rustix::process::geteuid().as_raw());
     owner.map_or_else(String::new, |owner| format!(", which belongs to user {owner}"))

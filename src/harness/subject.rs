@@ -1,20 +1,23 @@
 //! A subject: somebody else's implementation of the assignment's adapters, in a folder, and the checks that it is put to.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::ffi::{OsStr, OsString};
+use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context as _, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
+use self::interpreter::{Interpreter, comes_from};
 use super::problem::Verdict;
 use super::python;
 use super::store::{Layout, sha256, sha256_of_file};
 use crate::error::{Fault, NotGraded};
 use crate::printable::{one_line, shell_word, shown_path};
 use crate::process::Death;
-use crate::root::{installing, open, way_to};
+use crate::root::{installing, open};
+
+mod interpreter;
 
 /// The folder that is graded, the Python that loads it, and its limits.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -23,6 +26,11 @@ pub struct Subject {
     /// Absolute, without links.
     pub folder: PathBuf,
     pub python: PathBuf,
+    /// What of its installation and its environment it may read, without links.
+    pub python_files: Vec<PathBuf>,
+    /// Whether its Python was found through its folder, so that it may be of its making, and runs confined only. Asked once, since
+    /// the subject's links may lead elsewhere later.
+    pub has_own_python: bool,
     /// How long one call of an adapter may take, in seconds.
     pub limit_s: u64,
     /// The most memory that each of its processes may have.
@@ -97,12 +105,9 @@ impl Subject {
         );
         ensure!(folder.to_str().is_some(), "the subject {shown} has a name that is not UTF-8; rename it");
         require_foreign_modules(&folder, std::env::var_os(python::FOLDERS))?;
-        let mut python = python_of(&folder, std::env::var_os(PYTHON));
-        require_within(&folder, &python)?;
-        if !comes_from(&python, &folder) && own_files(&python).is_empty() {
-            python = started_by(&python).unwrap_or(python);
-        }
-        Ok(Self { folder, python, limit_s, memory_bytes, seed, refused: BTreeMap::new(), not_graded: BTreeMap::new() })
+        let Interpreter { program: python, files: python_files, is_own: has_own_python } = Interpreter::of(&folder)?;
+        let (refused, not_graded) = (BTreeMap::new(), BTreeMap::new());
+        Ok(Self { folder, python, python_files, has_own_python, limit_s, memory_bytes, seed, refused, not_graded })
     }
 
     /// Errors: a check before `problem` was not graded, which is no fault of its code and no measurement of it.
@@ -136,14 +141,9 @@ impl Subject {
         format!("{}-{}", name.chars().take(60).collect::<String>(), &hash[..8])
     }
 
-    /// Whether its Python was found through its folder, so that it may be of its making, and runs confined only.
-    pub fn has_own_python(&self) -> bool {
-        comes_from(&self.python, &self.folder)
-    }
-
     /// Checks that a Python that is not of the subject's making has `module`: the one of this program, or of [`PYTHON`].
     pub fn require_of_foreign_python(&self, module: &str) -> Result<()> {
-        let missing = (!self.has_own_python()).then(|| python::require_of(&self.python, module).err()).flatten();
+        let missing = (!self.has_own_python).then(|| python::require_of(&self.python, module).err()).flatten();
         let Some(Fault::NotAvailable { has, .. }) = missing else { return Ok(()) };
         bail!("it needs a Python with {module}, has {has}; {}, or name one that has it in {PYTHON}", installing())
     }
@@ -255,25 +255,6 @@ fn content(file: &Path) -> std::io::Result<String> {
     }
 }
 
-fn python_of(folder: &Path, named: Option<OsString>) -> PathBuf {
-    match named.filter(|name| !name.is_empty()) {
-        Some(name) => on_path(&name).unwrap_or_else(|| name.into()),
-        None if let Some(own) = python::own_of(folder) => own,
-        None => on_path(python::interpreter().as_os_str()).unwrap_or_else(python::interpreter),
-    }
-}
-
-/// Errors: the interpreter is that of the folder's `.venv`, which is a link out of the folder. What a subject links to must not
-/// become readable.
-fn require_within(folder: &Path, python: &Path) -> Result<()> {
-    let own = folder.join(".venv");
-    let real = own.canonicalize().ok().filter(|real| python.starts_with(&own) && !real.starts_with(folder));
-    real.map_or(Ok(()), |real| {
-        let (own, real) = (shown_path(own), shown_path(real));
-        bail!("{own} leads out of the subject's folder, to {real}; make it a folder, or name a Python in {PYTHON}")
-    })
-}
-
 /// Errors: `PYTHONPATH` lists a folder of the subject, whose modules a Python of ours would import unconfined.
 fn require_foreign_modules(folder: &Path, listed: Option<OsString>) -> Result<()> {
     let listed = listed.unwrap_or_default();
@@ -285,65 +266,11 @@ fn require_foreign_modules(folder: &Path, listed: Option<OsString>) -> Result<()
     })
 }
 
-/// Whether the program lies in this folder, or is reached by a link in it, wherever that leads. `folder` has no links.
-fn comes_from(program: &Path, folder: &Path) -> bool {
-    // Of a path with too many links nobody knows.
-    !way_to(program).is_ok_and(|(links, real)| !links.iter().chain([&real]).any(|step| step.starts_with(folder)))
-}
-
 /// Whether the file may exist, but this user may not look.
 fn is_denied<T>(found: &std::io::Result<T>) -> bool {
     found.as_ref().is_err_and(|error| error.kind() == std::io::ErrorKind::PermissionDenied)
 }
 
 /// A program as a shell would find it, with its whole path.
-fn on_path(name: &OsStr) -> Option<PathBuf> {
-    if Path::new(name).components().count() > 1 {
-        return std::path::absolute(name).ok();
-    }
-    let folders = std::env::var_os("PATH")?;
-    std::env::split_paths(&folders).map(|folder| folder.join(name)).find(|program| program.is_file())
-}
-
-/// What Python loads from the folder of its installation or environment. The whole folder is never granted: it may be ~ or
-/// ~/.local.
-const OWN_FILES: [&str; 7] = ["bin", "include", "lib", "lib64", "libexec", "share", "pyvenv.cfg"];
-
-/// The interpreter's own files: those of its environment, and those of the installation that its link leads to.
-///
-/// A subject makes its own `.venv`, so what that says of itself decides nothing: `pyvenv.cfg` is not read. The interpreter's
-/// link is followed, as `uv`, `pyenv`, `conda` and `python -m venv` make it; a folder counts only where it holds an
-/// environment or Python's standard library, and of that only what lies in the folder itself and not behind a link out of it.
-pub fn own_files(python: &Path) -> Vec<PathBuf> {
-    let prefix = |program: &Path| program.parent()?.parent()?.canonicalize().ok();
-    let real = python.canonicalize().ok();
-    let found = [Some(python), real.as_deref()].into_iter().flatten().filter_map(prefix);
-    // Of /bin/python3 it would be the whole machine.
-    let prefixes = found.filter(|folder| folder.parent().is_some() && is_python(folder));
-    let files = prefixes.flat_map(|folder| {
-        let of_it = OWN_FILES.map(|name| folder.join(name).canonicalize().ok());
-        of_it.into_iter().flatten().filter(move |file| file.starts_with(&folder)).collect::<Vec<_>>()
-    });
-    BTreeSet::from_iter(files).into_iter().collect()
-}
-
-/// Whether the folder holds an environment or an installation of Python.
-fn is_python(folder: &Path) -> bool {
-    let entries = ["lib", "lib64"].into_iter().filter_map(|name| std::fs::read_dir(folder.join(name)).ok()).flatten();
-    let is_library = |path: PathBuf| {
-        path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("python3"))
-            && path.join("os.py").is_file()
-    };
-    folder.join("pyvenv.cfg").is_file() || entries.flatten().any(|entry| is_library(entry.path()))
-}
-
-/// The interpreter that a script such as pyenv's shim starts, which only it can tell.
-fn started_by(script: &Path) -> Option<PathBuf> {
-    let asked =
-        python::run(script, &["-I", "-c", "import sys; print(sys.executable)"], python::LIMIT, &|| false).ok()?;
-    let real = PathBuf::from(asked.last_output.trim());
-    (asked.is_success() && real.is_file()).then_some(real)
-}
-
 #[cfg(test)]
 mod tests;

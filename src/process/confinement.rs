@@ -7,7 +7,7 @@
 use std::ffi::OsString;
 use std::fs::File;
 use std::io::stdin;
-use std::os::fd::{AsFd as _, AsRawFd as _, OwnedFd};
+use std::os::fd::{AsFd as _, AsRawFd as _};
 use std::os::unix::process::CommandExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,8 +16,9 @@ use std::thread::Builder;
 use anyhow::{Context as _, Result};
 use landlock::{
     ABI, Access as _, AccessFs, BitFlags, Ruleset, RulesetAttr as _, RulesetCreated, RulesetCreatedAttr as _,
-    RulesetError, RulesetStatus, Scope, make_bitflags, path_beneath_rules,
+    RulesetStatus, Scope, make_bitflags, path_beneath_rules,
 };
+use rustix::io::Errno;
 use rustix::process::{Pid, Resource, Rlimit, getrlimit, setrlimit};
 use serde::{Deserialize, Serialize};
 
@@ -54,6 +55,9 @@ const VERSION: ABI = ABI::V6;
 
 /// A device that root makes is another name of what it may not open.
 const DEVICES: BitFlags<AccessFs> = make_bitflags!(AccessFs::{MakeChar | MakeBlock});
+
+/// Why no further file can be opened, whichever it is.
+const LIMITS: [Errno; 3] = [Errno::MFILE, Errno::NFILE, Errno::NOMEM];
 
 /// The argument after which the program's own come.
 pub const SEPARATOR: &str = "--";
@@ -102,17 +106,24 @@ impl Confinement {
         guard.watch(child, self.memory_bytes)
     }
 
-    fn ruleset(&self) -> Result<RulesetCreated, RulesetError> {
-        let held: Vec<OwnedFd> = self.read.iter().filter_map(|path| open_without_links(path.as_ref()).ok()).collect();
-        let held = held.iter().map(|held| format!("/proc/self/fd/{}", held.as_raw_fd()));
+    /// Errors: this kernel takes no rule, or this process can open no more files.
+    fn ruleset(&self) -> Result<RulesetCreated> {
         let read = AccessFs::from_read(VERSION);
         let inside = if self.with_cuda { Scope::Signal.into() } else { Scope::from_all(VERSION) };
         let ruleset = Ruleset::default().handle_access(AccessFs::from_all(VERSION))?.scope(inside)?;
-        ruleset
-            .create()?
-            .add_rules(path_beneath_rules(held, read))?
-            .add_rules(path_beneath_rules(&self.list, AccessFs::ReadDir))?
-            .add_rules(path_beneath_rules(&self.write, AccessFs::from_all(VERSION) & !DEVICES))
+        let mut ruleset = ruleset.create()?;
+        for path in &self.read {
+            let held = match open_without_links(path.as_ref()) {
+                Err(error) if LIMITS.map(|errno| Some(errno.raw_os_error())).contains(&error.raw_os_error()) => {
+                    return Err(error).with_context(|| format!("opening {}", shown_path(path)));
+                }
+                Err(_) => continue,
+                Ok(held) => held,
+            };
+            ruleset = ruleset.add_rules(path_beneath_rules([format!("/proc/self/fd/{}", held.as_raw_fd())], read))?;
+        }
+        let ruleset = ruleset.add_rules(path_beneath_rules(&self.list, AccessFs::ReadDir))?;
+        Ok(ruleset.add_rules(path_beneath_rules(&self.write, AccessFs::from_all(VERSION) & !DEVICES))?)
     }
 }
 

@@ -11,7 +11,7 @@ use super::path;
 use crate::collective::nccl::NVLS;
 use crate::error::NotGraded;
 use crate::harness::python;
-use crate::harness::subject::{Subject, own_files};
+use crate::harness::subject::Subject;
 use crate::harness::worker::THIS_PROGRAM;
 use crate::printable::shown_path;
 use crate::process::confinement::{Confinement, paths};
@@ -71,7 +71,8 @@ fn granted(subject: &Subject, suites: &Path) -> Vec<PathBuf> {
     let places = SYSTEM.iter().map(PathBuf::from).chain(modules).chain([suites.join("peers")]);
     let places = places.map(|place| place.canonicalize().unwrap_or(place));
     // These had no links when they were found: one that is there now is the subject's.
-    places.chain(own_files(&subject.python)).chain([subject.folder.clone()]).collect()
+    let own = subject.python_files.iter().chain([&subject.folder]);
+    places.chain(own.cloned()).collect()
 }
 
 /// The variables that name programs, with what of them the subject may execute: a compiler elsewhere would fail, where another

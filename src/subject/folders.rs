@@ -91,14 +91,14 @@ impl Folders {
         let probe = self.given.join("probe");
         std::fs::write(&probe, [1; 1 << 16]).map_err(|error| NotGraded::while_doing(&shown_path(&probe), error))?;
         std::fs::remove_file(probe)?;
-        require_least_room(&self.given, room(&self.given)?)
+        require_least_room(room(&self.given)?)
     }
 }
 
-fn require_least_room(folder: &Path, room: u64) -> Result<()> {
+fn require_least_room(room: u64) -> Result<()> {
     let words = || {
         let [has, needs] = [room, LEAST_ROOM].map(human_bytes);
-        format!("{} has room for {has}; set TMPDIR to a folder with more than {needs}", shown_path(folder))
+        format!("the disk of temporary files has room for {has}; set TMPDIR to a folder with more than {needs}")
     };
     ensure!(room >= LEAST_ROOM, NotGraded(words()));
     Ok(())
@@ -135,9 +135,10 @@ mod tests {
     /// A compiler that found no room has removed what it wrote, so that something can be written again.
     #[test]
     fn a_failure_on_a_disk_that_is_nearly_full_is_not_charged_to_the_subject() {
-        require_least_room(Path::new("/tmp"), 1 << 30).unwrap();
-        let refused = require_least_room(Path::new("/tmp"), 20 << 20).unwrap_err();
-        let words = "/tmp has room for 20.00 MiB; set TMPDIR to a folder with more than 128.00 MiB";
+        require_least_room(1 << 30).unwrap();
+        let refused = require_least_room(20 << 20).unwrap_err();
+        let words =
+            "the disk of temporary files has room for 20.00 MiB; set TMPDIR to a folder with more than 128.00 MiB";
         assert!(NotGraded::of(&refused).is_some_and(|NotGraded(said)| said == words), "{refused}");
     }
 

@@ -268,7 +268,7 @@ const LACKS_MEMORY: [&str; 4] = ["MemoryError", "annot allocate memory", "failed
 fn starting_fault(subject: &Subject, has_started: bool, error: &anyhow::Error) -> anyhow::Error {
     const DOING: &str = "starting the subject's Python";
     let not_graded = |remedy: &str| NotGraded(format!("{DOING}: {error:#}{remedy}")).into();
-    let is_its_fault = has_started && subject.has_own_python();
+    let is_its_fault = has_started && subject.has_own_python;
     let Some(PeerDied(death)) = error.downcast_ref() else {
         return if is_its_fault { fault(error, DOING, STARTING) } else { not_graded("") };
     };

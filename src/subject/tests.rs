@@ -84,7 +84,7 @@ fn a_python_that_does_not_start_or_gets_no_threads_is_no_fault_of_the_subject() 
     let folder = tempfile::tempdir().unwrap();
     std::fs::write(folder.path().join("adapters.py"), "").unwrap();
     let ours = Subject::find(folder.path(), 1, 1, 0).unwrap();
-    let own = Subject { python: ours.folder.join("python"), ..ours.clone() };
+    let own = Subject { python: ours.folder.join("python"), has_own_python: true, ..ours.clone() };
     let fault = |subject, has_started, words: &str| {
         let cause =
             Cause::Exited { status: std::os::unix::process::ExitStatusExt::from_raw(1 << 8), out_of_memory: false };

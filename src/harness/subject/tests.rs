@@ -1,98 +1,10 @@
-//! Tests of whose Python is chosen, what it may read, what is refused as a subject, and what the hash of its code covers.
+//! Tests of what is refused as a subject, and what the hash of its code covers.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, symlink};
 
 use super::*;
 use crate::process::become_an_owner;
-
-#[test]
-fn the_variable_precedes_the_subjects_own_environment_and_that_precedes_ours() {
-    let folder = tempfile::tempdir().unwrap();
-    let own = folder.path().join(".venv/bin/python");
-    assert_ne!(python_of(folder.path(), None), own);
-    fs::create_dir_all(own.parent().unwrap()).unwrap();
-    fs::write(&own, "").unwrap();
-    assert_eq!(python_of(folder.path(), None), own);
-    assert_eq!(python_of(folder.path(), Some("".into())), own);
-    assert_eq!(python_of(folder.path(), Some("/opt/python".into())), Path::new("/opt/python"));
-}
-
-#[test]
-fn a_program_that_a_link_in_the_folder_leads_to_comes_from_the_folder() {
-    let outer = tempfile::tempdir().unwrap();
-    let at = |name: &str| outer.path().canonicalize().unwrap().join(name);
-    fs::create_dir_all(at("subject/env/bin")).unwrap();
-    fs::create_dir_all(at("tools/bin")).unwrap();
-    fs::write(at("tools/bin/python"), "").unwrap();
-    for (link, target) in [
-        ("subject/.venv", "../tools"),
-        ("subject/env/bin/python", "../../../tools/bin/python"),
-        ("subject/loop", "loop"),
-        ("by_link", "subject/.venv/bin"),
-        ("base", "tools"),
-        ("loop", "loop"),
-    ] {
-        symlink(target, at(link)).unwrap();
-    }
-    for (program, comes) in [
-        ("subject/.venv/bin/python", true),
-        ("subject/env/bin/python", true),
-        ("by_link/python", true),
-        ("base/../subject/.venv/bin/python", true),
-        ("subject/loop", true),
-        ("loop", true),
-        ("tools/bin/python", false),
-        ("base/bin/python", false),
-        ("subject/env/../../tools/bin/python", false),
-        ("nowhere", false),
-    ] {
-        assert_eq!(comes_from(&at(program), &at("subject")), comes, "{program}");
-    }
-}
-
-/// Makes an environment in `own` whose interpreter links to `to`.
-fn link_interpreter(own: &Path, to: &Path) -> PathBuf {
-    fs::create_dir_all(own.join("bin")).unwrap();
-    fs::write(own.join("pyvenv.cfg"), "home = /root\n").unwrap();
-    symlink(to, own.join("bin/python")).unwrap();
-    own.join("bin/python")
-}
-
-#[test]
-fn an_interpreter_needs_its_environment_and_the_installation_that_its_link_leads_to() {
-    let folder = tempfile::tempdir().unwrap();
-    let (own, base) = (folder.path().join("own"), folder.path().join("base"));
-    fs::create_dir_all(base.join("bin")).unwrap();
-    fs::create_dir_all(base.join("lib/python3.12")).unwrap();
-    fs::write(base.join("lib/python3.12/os.py"), "").unwrap();
-    fs::write(base.join("bin/python3"), "").unwrap();
-    let python = link_interpreter(&own, &base.join("bin/python3"));
-    assert_eq!(own_files(&python), [base.join("bin"), base.join("lib"), own.join("bin"), own.join("pyvenv.cfg")]);
-}
-
-#[test]
-fn no_link_and_no_setting_of_an_environment_makes_other_folders_readable() {
-    let folder = tempfile::tempdir().unwrap();
-    let (own, secret) = (folder.path().join("own"), folder.path().join("secret"));
-    fs::create_dir_all(secret.join("bin")).unwrap();
-    fs::create_dir_all(secret.join("lib")).unwrap();
-    fs::write(secret.join("bin/tool"), "").unwrap();
-    let python = link_interpreter(&own, &secret.join("bin/tool"));
-    for settings in ["home = SECRET/bin", "HOME = SECRET/bin\nhome = /usr/bin"] {
-        fs::write(own.join("pyvenv.cfg"), settings.replace("SECRET", secret.to_str().unwrap())).unwrap();
-        assert_eq!(own_files(&python), [own.join("bin"), own.join("pyvenv.cfg")]);
-    }
-    // Whoever read it would wait for a writer.
-    fs::remove_file(own.join("pyvenv.cfg")).unwrap();
-    let (pipe, mode) = (rustix::fs::FileType::Fifo, rustix::fs::Mode::RUSR);
-    rustix::fs::mknodat(rustix::fs::CWD, own.join("pyvenv.cfg"), pipe, mode, 0).unwrap();
-    assert!(own_files(&python).is_empty());
-    fs::remove_file(own.join("pyvenv.cfg")).unwrap();
-    fs::write(own.join("pyvenv.cfg"), "").unwrap();
-    symlink(&secret, own.join("lib")).unwrap();
-    assert_eq!(own_files(&python), [own.join("bin"), own.join("pyvenv.cfg")]);
-}
 
 #[test]
 fn a_folder_without_adapters_is_refused_with_what_is_expected() {
