@@ -11,14 +11,14 @@ use std::sync::{Mutex, PoisonError};
 use anyhow::{Result, bail, ensure};
 use rustix::fs::OFlags;
 
-pub use self::no_links::{make_without_links, open_without_links};
+pub use self::links::{FolderMode, Way, make_without_links, open_without_links, way_to};
 use self::trust::{Trusted, require_own};
 pub use self::trust::{
-    many_users, open_mode, owners_folder, require_own_environment, require_own_repository, require_own_way, way_to,
+    many_users, open_mode, owners_folder, require_own_environment, require_own_repository, require_own_way,
 };
 use crate::printable::shown_path;
 
-mod no_links;
+mod links;
 mod trust;
 
 /// The largest record of the handout's grids has 2 MB.

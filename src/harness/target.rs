@@ -12,7 +12,7 @@ use rustix::fs::OFlags;
 use rustix::io::{Errno, ioctl_fionbio};
 
 use crate::printable::shown_path;
-use crate::root::{make_without_links, many_users, way_to};
+use crate::root::{FolderMode, Way, make_without_links, many_users, way_to};
 
 /// More links than the kernel follows.
 const MOST_LINKS: usize = 40;
@@ -43,8 +43,9 @@ impl Target {
     pub fn of(path: &Path) -> Result<Self> {
         let target = resolved(path)?;
         let existing = fs::symlink_metadata(&target).ok();
-        if let Some(existing) = &existing {
-            require_not_planted(&target, existing, path)?;
+        if let (Some(existing), Ok(above)) = (&existing, fs::metadata(target.parent().unwrap_or(&target))) {
+            let above = FolderMode { user: above.uid(), mode: above.mode() };
+            require_not_planted(&target, existing.is_symlink(), existing.uid(), &above, path)?;
         }
         Ok(Self { path: target, existing })
     }
@@ -62,7 +63,7 @@ impl Target {
 
 fn resolved(path: &Path) -> Result<PathBuf> {
     let changes = || format!("{} cannot be written: what it leads to changes: name another file", shown_path(path));
-    let (on_the_way, real) = match way_to(path) {
+    let Way { links: on_the_way, real, .. } = match way_to(path) {
         Ok(way) => way,
         Err(error) if error.raw_os_error() == Some(Errno::LOOP.raw_os_error()) => {
             bail!("{} is a link that leads to itself: remove it", shown_path(path))
@@ -71,30 +72,27 @@ fn resolved(path: &Path) -> Result<PathBuf> {
         Err(_) => return Ok(path.to_path_buf()),
     };
     for link in &on_the_way {
-        // It was there a moment ago.
-        require_not_planted(link, &fs::symlink_metadata(link).with_context(changes)?, path)?;
+        require_not_planted(&link.path, true, link.user, &link.above, path)?;
     }
     if fs::metadata(path).is_err() {
         // A folder on the way may be a link that leads nowhere.
         return Ok(links(path).last().filter(|last| *last == real).unwrap_or_else(|| path.to_path_buf()));
     }
-    let found = fs::canonicalize(path).ok().or_else(|| Some(on_the_way.last()?.clone()));
+    let found = fs::canonicalize(path).ok().or_else(|| Some(on_the_way.last()?.path.clone()));
     let is_known = |found: &PathBuf| *found == real || found.starts_with("/proc");
     found.filter(is_known).with_context(changes)
 }
 
 /// Errors: `at`, on the way to `path`, is another user's where others than the folder's owner can make one.
-fn require_not_planted(at: &Path, found: &Metadata, path: &Path) -> Result<()> {
-    let Ok(above) = fs::metadata(at.parent().unwrap_or(at)) else { return Ok(()) };
-    let is_of_folder = found.uid() == above.uid() && Some(found.uid()) != many_users();
-    let is_own = is_of_folder || [0, rustix::process::geteuid().as_raw()].contains(&found.uid());
+fn require_not_planted(at: &Path, is_link: bool, user: u32, above: &FolderMode, path: &Path) -> Result<()> {
+    let is_of_folder = user == above.user && Some(user) != many_users();
+    let is_own = is_of_folder || [0, rustix::process::geteuid().as_raw()].contains(&user);
     // Where a folder is not sticky, whoever can write to it can replace the file afterwards too.
-    let is_shared = above.mode() & OTHERS_WRITE != 0 && (found.is_symlink() || above.mode() & STICKY != 0);
-    let kind = if found.is_symlink() { "link" } else { "file" };
-    let (shown, at, owner) = (shown_path(path), shown_path(at), found.uid());
+    let is_shared = above.mode & OTHERS_WRITE != 0 && (is_link || above.mode & STICKY != 0);
+    let (shown, at, kind) = (shown_path(path), shown_path(at), if is_link { "link" } else { "file" });
     ensure!(
         is_own || !is_shared,
-        "{shown} cannot be written: {at} is a {kind} of user {owner} where others can make one: name another file"
+        "{shown} cannot be written: {at} is a {kind} of user {user} where others can make one: name another file"
     );
     Ok(())
 }

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context as _, Result, ensure};
 
+use super::links::{Link, Way, way_to};
 use super::{PROGRAMS, holds_the_program, named, read_text};
 use crate::printable::{shell_word, shown_path};
 
@@ -152,15 +153,13 @@ pub fn require_own_way(folder: &Path, remedy: &str) -> Result<()> {
 /// Errors: a link on the way belongs to a user who neither owns the folder nor is this user, root or `maker`. Who made it may
 /// have no right to read what it leads to.
 pub fn owners_folder(path: &Path, maker: Option<u32>) -> Result<PathBuf> {
-    let (links, real) = way_to(path).with_context(|| format!("following {}", shown_path(path)))?;
+    let Way { links, real, owner } = way_to(path).with_context(|| format!("following {}", shown_path(path)))?;
     // Who opens what is not there says so.
-    let Ok(found) = fs::metadata(&real) else { return Ok(path.to_path_buf()) };
-    let owner = found.uid();
+    let Some(owner) = owner else { return Ok(path.to_path_buf()) };
     let mut trusted = vec![Some(owner), Some(0), Some(rustix::process::geteuid().as_raw()), maker];
     trusted.retain(|user| *user != many_users());
-    for link in links {
-        let user = fs::symlink_metadata(&link)?.uid();
-        let (link, real) = (shown_path(link), shown_path(&real));
+    for Link { path, user, .. } in links {
+        let (link, real) = (shown_path(path), shown_path(&real));
         let many = if Some(user) == many_users() { "; in this user namespace many users have that number" } else { "" };
         ensure!(
             trusted.contains(&Some(user)),
@@ -169,30 +168,6 @@ pub fn owners_folder(path: &Path, maker: Option<u32>) -> Result<PathBuf> {
         );
     }
     Ok(real)
-}
-
-/// The links that a path leads through, each with its path, in which there is no further link; and where it leads in the end.
-///
-/// Errors: more links than the kernel follows.
-pub fn way_to(path: &Path) -> io::Result<(Vec<PathBuf>, PathBuf)> {
-    const MOST_LINKS: usize = 40;
-    let parts = |path: &Path| path.components().rev().map(|part| part.as_os_str().to_owned()).collect::<Vec<_>>();
-    let (mut at, mut left, mut links) = (PathBuf::new(), parts(&std::path::absolute(path)?), Vec::new());
-    while let Some(part) = left.pop() {
-        if part == ".." {
-            at.pop();
-            continue;
-        }
-        at.push(part);
-        let Ok(target) = fs::read_link(&at) else { continue };
-        if links.len() == MOST_LINKS {
-            return Err(rustix::io::Errno::LOOP.into());
-        }
-        links.push(at.clone());
-        at.pop();
-        left.extend(parts(&target));
-    }
-    Ok((links, at))
 }
 
 /// The number of all users that have none in this user namespace (user_namespaces(7)).
@@ -224,12 +199,11 @@ impl Trusted {
     ///
     /// Errors: a user who is not trusted owns such a link.
     fn way_above(&self, path: &Path, remedy: &str) -> Result<BTreeSet<PathBuf>> {
-        let (mut steps, real) = way_to(path).with_context(|| format!("following {}", shown_path(path)))?;
-        for link in &steps {
-            let owner = fs::symlink_metadata(link)?.uid();
-            ensure!(self.users.contains(&owner), "{} is a link of user {owner}: {remedy}", shown_path(link));
+        let Way { links, real, .. } = way_to(path).with_context(|| format!("following {}", shown_path(path)))?;
+        for Link { path, user, .. } in &links {
+            ensure!(self.users.contains(user), "{} is a link of user {user}: {remedy}", shown_path(path));
         }
-        steps.push(real);
+        let steps: Vec<PathBuf> = links.into_iter().map(|link| link.path).chain([real]).collect();
         Ok(steps.iter().flat_map(|step| step.ancestors().skip(1)).map(Path::to_path_buf).collect())
     }
 

@@ -287,6 +287,10 @@ fn starting_fault(subject: &Subject, has_started: bool, error: &anyhow::Error) -
     if ["can't start new thread", "Resource temporarily unavailable"].iter().any(|w| death.last_output.contains(w)) {
         return not_graded(&format!("; {MORE_PROCESSES}"));
     }
+    // A copied interpreter, whose library lies where its environment alone says, which decides nothing (`own_files`).
+    if death.last_output.contains("init_fs_encoding") {
+        return not_graded("; it may not read its library: make .venv with links, or name a Python in PYTHON");
+    }
     match subject.require_of_foreign_python("torch") {
         Err(lacks) => NotGraded(format!("{DOING}: {lacks}")).into(),
         Ok(()) if is_its_fault => subject.fault_of_ours().map_or_else(

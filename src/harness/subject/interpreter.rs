@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use super::PYTHON;
 use crate::harness::python;
 use crate::printable::shown_path;
-use crate::root::way_to;
+use crate::root::{Way, way_to};
 
 pub(super) struct Interpreter {
     pub program: PathBuf,
@@ -62,7 +62,9 @@ pub(super) fn comes_from(program: &Path, folder: &Path) -> bool {
     let lies_there = program.starts_with(folder) && !program.components().any(|part| part == Component::ParentDir);
     // Of a path with too many links nobody knows.
     lies_there
-        || !way_to(program).is_ok_and(|(links, real)| !links.iter().chain([&real]).any(|step| step.starts_with(folder)))
+        || !way_to(program).is_ok_and(|Way { links, real, .. }| {
+            !links.iter().map(|link| &link.path).chain([&real]).any(|step| step.starts_with(folder))
+        })
 }
 
 fn on_path(name: &OsStr) -> Option<PathBuf> {
@@ -74,7 +76,7 @@ fn on_path(name: &OsStr) -> Option<PathBuf> {
 }
 
 /// What Python loads from the folder of its installation or environment. The whole folder is never granted: it may be ~ or
-/// ~/.local.
+/// ~/.local. With them goes what conda's compilers load, from folders such as `x86_64-conda-linux-gnu`.
 const OWN_FILES: [&str; 7] = ["bin", "include", "lib", "lib64", "libexec", "share", "pyvenv.cfg"];
 
 /// The interpreter's own files: those of its environment, and those of the installation that its link leads to.
@@ -91,8 +93,11 @@ pub(super) fn own_files(python: &Path, subject: &Path) -> Vec<PathBuf> {
     // Of /bin/python3 it would be the whole machine.
     let prefixes = found.filter(|folder| folder.parent().is_some() && is_python(folder));
     let files = prefixes.flat_map(|folder| {
-        let of_it = OWN_FILES.map(|name| folder.join(name).canonicalize().ok());
-        of_it.into_iter().flatten().filter(move |file| file.starts_with(&folder)).collect::<Vec<_>>()
+        let entries = std::fs::read_dir(&folder).into_iter().flatten().flatten().map(|entry| entry.path());
+        let compilers = entries.filter(|path| path.as_os_str().as_encoded_bytes().ends_with(b"-linux-gnu"));
+        let of_it = OWN_FILES.map(|name| folder.join(name)).into_iter().chain(compilers);
+        let of_it = of_it.map(|file| file.canonicalize().ok());
+        of_it.flatten().filter(move |file| file.starts_with(&folder)).collect::<Vec<_>>()
     });
     BTreeSet::from_iter(files).into_iter().collect()
 }
