@@ -2,7 +2,6 @@
 
 use std::io::Write as _;
 use std::path::Path;
-use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
@@ -18,6 +17,8 @@ use cs336::harness::record::Profile;
 use cs336::harness::samples::{Samples, Work};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGKILL, SIGSTOP, SIGTERM};
+use signal_hook::low_level::emulate_default_handler;
 
 use super::processes::{SUITES, python};
 
@@ -105,10 +106,10 @@ fn hang() -> ! {
     }
 }
 
-fn send_itself(signal: &str) -> Result<Row> {
+/// Also where it is ignored, as SIGHUP is under nohup and SIGINT in the background of a script.
+fn send_itself(signal: i32) -> Result<Row> {
     eprintln!("the last output");
-    let status = Command::new("kill").args([signal, &std::process::id().to_string()]).status()?;
-    ensure!(status.success(), "kill {signal}: {status}");
+    emulate_default_handler(signal)?;
     hang()
 }
 
@@ -154,11 +155,11 @@ impl Measure for Actions {
             Action::Panics => panic!("the message of the panic"),
             Action::PanicsInLibtorchsWords => panic!("CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0"),
             Action::Aborts => std::process::abort(),
-            Action::KillsItself => send_itself("-KILL"),
-            Action::TerminatesItself => send_itself("-TERM"),
-            Action::HangsUp => send_itself("-HUP"),
-            Action::InterruptsItself => send_itself("-INT"),
-            Action::StopsItself => send_itself("-STOP"),
+            Action::KillsItself => send_itself(SIGKILL),
+            Action::TerminatesItself => send_itself(SIGTERM),
+            Action::HangsUp => send_itself(SIGHUP),
+            Action::InterruptsItself => send_itself(SIGINT),
+            Action::StopsItself => send_itself(SIGSTOP),
             Action::HangsInItsPeer => {
                 let mut command = python();
                 command.args(["-B", "-c", HANGING_PEER]).env("SUITES", SUITES);
