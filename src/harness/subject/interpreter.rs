@@ -71,8 +71,13 @@ fn on_path(name: &OsStr) -> Option<PathBuf> {
     if Path::new(name).components().count() > 1 {
         return std::path::absolute(name).ok();
     }
-    let folders = std::env::var_os("PATH")?;
-    std::env::split_paths(&folders).map(|folder| folder.join(name)).find(|program| program.is_file())
+    found_in(&std::env::var_os("PATH")?, name)
+}
+
+/// The program in the first of the listed folders that has it. One in the working directory is passed over: others may write there.
+fn found_in(folders: &OsStr, name: &OsStr) -> Option<PathBuf> {
+    let folders = std::env::split_paths(folders).filter(|folder| folder.is_absolute());
+    folders.map(|folder| folder.join(name)).find(|program| program.is_file())
 }
 
 /// What Python loads from the folder of its installation or environment. The whole folder is never granted: it may be ~ or
@@ -216,6 +221,16 @@ mod tests {
         fs::write(own.join("pyvenv.cfg"), "").unwrap();
         symlink(&secret, own.join("lib")).unwrap();
         assert_eq!(own_files(&python, Path::new("/none")), [own.join("bin"), own.join("pyvenv.cfg")]);
+    }
+
+    #[test]
+    fn no_program_is_found_in_the_working_directory() {
+        let folder = tempfile::tempdir().unwrap();
+        fs::write(folder.path().join("python3"), "").unwrap();
+        let listed = std::env::join_paths([Path::new("src"), Path::new(""), folder.path()]).unwrap();
+        assert_eq!(found_in(&listed, "python3".as_ref()), Some(folder.path().join("python3")));
+        // Tests run in the folder of the checkout.
+        assert!(Path::new("src/lib.rs").is_file() && found_in(&listed, "lib.rs".as_ref()).is_none());
     }
 
     /// A subject can exchange a folder above its own for a link while it is graded.
